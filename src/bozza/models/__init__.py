@@ -1,0 +1,1 @@
+"""Finding, loading, checking and running models."""

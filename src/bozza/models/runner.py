@@ -1,0 +1,154 @@
+"""Runs an unmodified transformers model over rows of many requests in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bozza.core import NO_DRAFT, Draft
+from bozza.models.attention import Pass, Span, attending
+from bozza.models.kvstore import KVStore
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one request brings to a pass: tokens that follow those in its slot, and a draft that follows these.
+
+    With `wanted`, the pass returns logits after the last token and after each node of the draft.
+    """
+
+    slot: int
+    tokens: Sequence[int]
+    draft: Draft = NO_DRAFT
+    wanted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardResult:
+    """`logits` [wanted rows, vocab] float32, in the order of the rows and their nodes; `hidden[i]` [tokens, size]."""
+
+    logits: Tensor
+    hidden: Mapping[int, Tensor] = field(default_factory=dict)
+
+
+class Model(Protocol):
+    """A language model that owns slots. What the engine and the model drafter know of a model."""
+
+    vocab_size: int
+    context_length: int
+    device: torch.device
+
+    def alloc(self) -> int:
+        """A fresh, empty slot."""
+        ...
+
+    def free(self, slot: int) -> None:
+        """Give a slot back."""
+        ...
+
+    def length(self, slot: int) -> int:
+        """How many tokens the slot holds."""
+        ...
+
+    def forward(self, rows: Sequence[Row], hidden_layers: Sequence[int] = ()) -> ForwardResult:
+        """One pass over all rows; afterwards each slot holds the row's tokens and all nodes of its draft."""
+        ...
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget the tokens from `length` on."""
+        ...
+
+    def keep(self, slot: int, base: int, path: Sequence[int]) -> None:
+        """Of the draft that begins at `base` in the slot, keep the nodes on `path` and forget the rest."""
+        ...
+
+
+class RaggedRunner:
+    """`Model` for decoder-only transformers models that call the attention interface. The model stays unmodified.
+
+    Hidden state i is the input of layer i (0: the embeddings), as in transformers' `output_hidden_states`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        config = model.config.get_text_config(decoder=True)
+        self.vocab_size: int = config.vocab_size
+        self.context_length: int = getattr(config, "max_position_embeddings", None) or 1 << 30
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.store = KVStore(self.device)
+        self._configs = _configs_of(model)
+
+    def alloc(self) -> int:
+        """See `Model.alloc`."""
+        return self.store.alloc()
+
+    def free(self, slot: int) -> None:
+        """See `Model.free`."""
+        self.store.free(slot)
+
+    def length(self, slot: int) -> int:
+        """See `Model.length`."""
+        return self.store.length(slot)
+
+    def truncate(self, slot: int, length: int) -> None:
+        """See `Model.truncate`."""
+        self.store.truncate(slot, length)
+
+    @torch.inference_mode()
+    def keep(self, slot: int, base: int, path: Sequence[int]) -> None:
+        """See `Model.keep`."""
+        self.store.keep(slot, base, path)
+
+    @torch.inference_mode()
+    def forward(self, rows: Sequence[Row], hidden_layers: Sequence[int] = ()) -> ForwardResult:
+        """See `Model.forward`."""
+        lengths = [(row.slot, self.store.length(row.slot)) for row in rows]
+        try:
+            return self._forward(rows, hidden_layers)
+        except BaseException:  # an interrupted pass has not happened
+            for slot, length in lengths:
+                self.store.truncate(slot, length)
+            raise
+
+    def _forward(self, rows: Sequence[Row], hidden_layers: Sequence[int]) -> ForwardResult:
+        ids, spans, wanted = self._lay_out(rows)
+        positions = [position for span in spans for position in span.positions]
+        extra = {"output_hidden_states": list(hidden_layers)} if hidden_layers else {}
+        with attending(self._configs, Pass(self.store, spans, self.device)):
+            output = self._model(
+                input_ids=torch.tensor([ids], device=self.device),
+                position_ids=torch.tensor([positions], device=self.device),
+                use_cache=False,
+                logits_to_keep=torch.tensor(wanted, dtype=torch.int64, device=self.device),
+                **extra,
+            )
+        logits = output.logits[0].float()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the time of a pass is charged to the pass
+        return ForwardResult(logits, {layer: output.hidden_states[layer][0] for layer in hidden_layers})
+
+    def _lay_out(self, rows: Sequence[Row]) -> tuple[list[int], list[Span], list[int]]:
+        """Token ids of the pass, its spans, and the places whose logits are wanted."""
+        ids: list[int] = []
+        spans, wanted = [], []
+        for row in rows:
+            chain, draft = len(row.tokens), row.draft
+            start = self.store.append(row.slot, chain + len(draft))
+            depths = tuple(draft.depths())
+            spans.append(Span(row.slot, start, len(ids), chain + len(draft), chain, draft.parents, depths))
+            ids += row.tokens
+            if row.wanted:
+                wanted += range(len(ids) - 1, len(ids) + len(draft))
+            ids += draft.tokens
+        return ids, spans, wanted
+
+
+def _configs_of(model: Any) -> list[Any]:
+    """Every configuration object that a part of the model reads, once each."""
+    unique = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    return [config for config in unique.values() if hasattr(config, "_attn_implementation")]
