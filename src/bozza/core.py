@@ -140,6 +140,13 @@ class RequestStats:
     seconds: dict[Stage, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     draft_seconds: dict[str, float] = field(default_factory=dict)
 
+    def charge(self, seconds: Mapping[Stage, float], draft_seconds: Mapping[str, float]) -> None:
+        """Add the time of a step."""
+        for stage, spent in seconds.items():
+            self.seconds[stage] += spent
+        for name, spent in draft_seconds.items():
+            self.draft_seconds[name] = self.draft_seconds.get(name, 0.0) + spent
+
     @property
     def committed_per_pass(self) -> float:
         """Mean tokens committed by a target pass; 1.0 is plain decoding."""
@@ -162,6 +169,14 @@ class Request:
     finish_reason: FinishReason | None = None
     stats: RequestStats = field(default_factory=RequestStats)
     credits: list[str | None] = field(default_factory=list)  # per output token: the drafter that guessed it
+
+    def commit(self, tokens: Sequence[int], credits: Sequence[str]) -> None:
+        """Append tokens, the first of them guessed by the drafters in `credits`."""
+        self.tokens += tokens
+        self.credits += [*credits, *[None] * (len(tokens) - len(credits))]
+        self.stats.passes += 1
+        self.stats.committed += len(tokens)
+        self.stats.accepted.update(credits)
 
     @property
     def output(self) -> list[int]:

@@ -25,7 +25,7 @@ class Coupled:
             for request, draft in zip(requests, drafts, strict=True)
             for depth in (0, *draft.depths())
         ]
-        tokens = draw_tokens(logits, draws)
+        tokens = draw_tokens(logits, draws) if draws else []
         verdicts, row = [], 0
         for draft in drafts:
             verdicts.append(_walk(draft, tokens[row : row + 1 + len(draft)]))

@@ -1,0 +1,33 @@
+"""Bozza: lossless speculative decoding. The same output as your model alone, only sooner."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bozza.core import SamplingParams
+from bozza.errors import BozzaError, ConfigError, ModelError, PromptError, UnsupportedModel
+
+if TYPE_CHECKING:
+    from bozza.llm import LLM, Chunk, Output
+
+__version__ = "0.1.0"
+__all__ = [
+    "LLM",
+    "BozzaError",
+    "Chunk",
+    "ConfigError",
+    "ModelError",
+    "Output",
+    "PromptError",
+    "SamplingParams",
+    "UnsupportedModel",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use: the leader and the free drafters run where torch is not wanted.
+    if name in {"LLM", "Chunk", "Output"}:
+        from bozza import llm
+
+        return getattr(llm, name)
+    raise AttributeError(f"module 'bozza' has no attribute '{name}'")

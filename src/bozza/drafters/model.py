@@ -1,0 +1,101 @@
+"""A smaller model with the target's vocabulary drafts a chain, one pass of all its requests per token.
+
+It draws with the target's own noise: where both models give a token the best chance, they draw the same one. That is only
+sound under a rule that accepts by equality (`coupled`), never beside an acceptance draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bozza.core import NO_DRAFT, Draft, Request
+from bozza.models.runner import Model, Row
+from bozza.sampling.sampler import Draw, draw_tokens
+
+CHUNK = 512  # prompt tokens per request and pass
+
+
+@dataclass(slots=True)
+class _State:
+    slot: int
+    fed: list[int] = field(default_factory=list)  # the tokens whose keys and values are in the slot
+    agreed: int = 0  # leading tokens of `fed` that are known to be the request's own
+
+
+class ModelDrafter:
+    """Owns its slots in the draft model. What the target rejected is rolled back when the request drafts next.
+
+    Args:
+        model: the draft model, ready to run.
+        vocab_size: the target's; a token at or above it is never proposed, however far either embedding is padded.
+    """
+
+    def __init__(self, model: Model, vocab_size: int, name: str = "model") -> None:
+        self.name = name
+        self._model = model
+        self._vocab = min(vocab_size, model.vocab_size)
+        self._states: dict[int, _State] = {}
+
+    def start(self, request: Request) -> None:
+        """See `Drafter.start`; a slot is taken at the first draft."""
+
+    def observe(self, request: Request, tokens: Sequence[int]) -> None:
+        """See `Drafter.observe`; the request's tokens are compared with what was fed at the next draft."""
+
+    def draft(self, requests: Sequence[Request], budgets: Sequence[int]) -> list[Draft]:
+        """See `Drafter.draft`. A request that has outgrown the draft model's context gets an empty draft."""
+        room = [
+            min(budget, self._model.context_length - len(request.tokens) + 1)
+            for request, budget in zip(requests, budgets, strict=True)
+        ]
+        able = [(request, budget) for request, budget in zip(requests, room, strict=True) if budget > 0]
+        drafted = self._draw_chains(able)
+        return [
+            Draft.chain(drafted[request.id], self.name) if request.id in drafted else NO_DRAFT for request in requests
+        ]
+
+    def stop(self, request: Request) -> None:
+        """See `Drafter.stop`."""
+        if state := self._states.pop(request.id, None):
+            self._model.free(state.slot)
+
+    def _draw_chains(self, able: Sequence[tuple[Request, int]]) -> dict[int, list[int]]:
+        chains: dict[int, list[int]] = {request.id: [] for request, _ in able}
+        pending = {request.id: self._unread(request) for request, _ in able}
+        self._read_prompts(pending)
+        for depth in range(max((budget for _, budget in able), default=0)):
+            active = [request for request, budget in able if budget > depth]
+            tokens = self._next_tokens(active, [pending[request.id] for request in active], depth)
+            for request, token in zip(active, tokens, strict=True):
+                chains[request.id].append(token)
+                pending[request.id] = [token]
+        return chains
+
+    def _unread(self, request: Request) -> list[int]:
+        """Roll the request's slot back to what was committed, and return the tokens that it lacks: at least one."""
+        state = self._states.get(request.id)
+        if state is None:
+            state = self._states[request.id] = _State(self._model.alloc())
+        tokens, fed = request.tokens, state.fed
+        end = min(len(fed), len(tokens) - 1)
+        while state.agreed < end and fed[state.agreed] == tokens[state.agreed]:
+            state.agreed += 1
+        self._model.truncate(state.slot, state.agreed)
+        del fed[state.agreed :]
+        return tokens[state.agreed :]
+
+    def _read_prompts(self, pending: dict[int, list[int]]) -> None:
+        """Shorten each list of unread tokens to one chunk, the whole batch at once."""
+        while long := [id_ for id_, tokens in pending.items() if len(tokens) > CHUNK]:
+            self._model.forward([Row(self._states[id_].slot, pending[id_][:CHUNK], wanted=False) for id_ in long])
+            for id_ in long:
+                self._states[id_].fed += pending[id_][:CHUNK]
+                pending[id_] = pending[id_][CHUNK:]
+
+    def _next_tokens(self, requests: Sequence[Request], unread: Sequence[list[int]], depth: int) -> list[int]:
+        rows = [Row(self._states[request.id].slot, tokens) for request, tokens in zip(requests, unread, strict=True)]
+        logits = self._model.forward(rows).logits[:, : self._vocab]
+        for request, tokens in zip(requests, unread, strict=True):
+            self._states[request.id].fed += tokens
+        return draw_tokens(logits, [Draw(r.params, r.seed, r.output_len + depth) for r in requests])

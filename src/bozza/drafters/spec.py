@@ -1,0 +1,66 @@
+"""Draft specifications: `ngram`, `ngram:min=1,max=8,k=10`, `model:NAME_OR_FOLDER`, `model:NAME_OR_FOLDER,k=4`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bozza.errors import ConfigError
+
+MAX_TOKENS = 64  # most tokens that one drafter may be asked for at once
+DEFAULT_TOKENS = {"ngram": 8, "model": 4}
+OPTIONS = {"ngram": ("k", "min", "max"), "model": ("k",)}
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSpec:
+    """One drafter as a user names it. `tokens` is what policy `fixed` drafts with it at each step."""
+
+    kind: str
+    tokens: int
+    model: str | None = None
+    options: Mapping[str, int] = field(default_factory=dict)
+
+
+def parse_spec(text: str) -> DraftSpec:
+    """Read one specification.
+
+    Raises:
+        ConfigError: the drafter or an option does not exist, or a value is out of range.
+    """
+    kind, _, rest = text.strip().partition(":")
+    if kind not in OPTIONS:
+        raise ConfigError(f"no drafter '{kind}': use ngram, ngram:min=1,max=8 or model:NAME_OR_FOLDER")
+    parts = [part for part in rest.split(",") if part]
+    model = parts.pop(0) if kind == "model" and parts and not _is_option(parts[0]) else None
+    if kind == "model" and model is None:
+        raise ConfigError(f"draft '{text}': say which model, as in model:NAME_OR_FOLDER")
+    options = dict(_option(kind, part) for part in parts)
+    tokens = options.pop("k", DEFAULT_TOKENS[kind])
+    if not 1 <= tokens <= MAX_TOKENS:
+        raise ConfigError(f"draft '{text}': k={tokens} is out of range, use 1 to {MAX_TOKENS}")
+    return DraftSpec(kind, tokens, model, options)
+
+
+def _is_option(part: str) -> bool:
+    return part.partition("=")[0] in OPTIONS["model"]
+
+
+def _option(kind: str, part: str) -> tuple[str, int]:
+    name, equals, value = part.partition("=")
+    if name not in OPTIONS[kind] or not equals:
+        raise ConfigError(f"{kind} has no option '{part}': it takes {', '.join(f'{o}=N' for o in OPTIONS[kind])}")
+    try:
+        return name, int(value)
+    except ValueError:
+        raise ConfigError(f"{kind}: {name}={value} is not a whole number") from None
+
+
+def drafter_names(specs: Sequence[DraftSpec]) -> list[str]:
+    """A distinct name for each drafter: its kind, numbered from the second of a kind on."""
+    seen: dict[str, int] = {}
+    names = []
+    for spec in specs:
+        seen[spec.kind] = seen.get(spec.kind, 0) + 1
+        names.append(spec.kind if seen[spec.kind] == 1 else f"{spec.kind}{seen[spec.kind]}")
+    return names

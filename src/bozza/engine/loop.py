@@ -1,0 +1,198 @@
+"""The engine: plan, draft, verify, commit, once per step, for all running requests together.
+
+Requests join and leave between steps. A request without a draft is an ordinary row of the same pass; there is no second
+code path for plain decoding.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from bozza.core import STAGES, Draft, FinishReason, Plan, Request, SamplingParams, Stage, StepStats, Verdict
+from bozza.drafters import Drafter, merge
+from bozza.engine.scheduler import Batch, Scheduler
+from bozza.engine.stops import cut
+from bozza.errors import PromptError
+from bozza.leader import Leader
+from bozza.models.runner import Model, Row
+from bozza.rules import Rule
+
+
+class Engine:
+    """Serves requests made of token ids.
+
+    Args:
+        model: the target.
+        drafters: in order of trust; where their drafts meet, the first one gets the credit.
+        rule: decides which drafted tokens stand.
+        leader: decides what is drafted.
+        end_ids: the model's own end tokens.
+        max_running: most requests in one pass.
+        token_budget: most tokens in one pass.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        drafters: Sequence[Drafter],
+        rule: Rule,
+        leader: Leader,
+        *,
+        end_ids: frozenset[int] = frozenset(),
+        max_running: int = 32,
+        token_budget: int = 512,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.model = model
+        self.scheduler = Scheduler(model, max_running, token_budget)
+        self._drafters = {drafter.name: drafter for drafter in drafters}
+        self._rule = rule
+        self._leader = leader
+        self._end_ids = end_ids
+        self._clock = clock
+        self._next_id = 0
+
+    def add(self, prompt: Sequence[int], params: SamplingParams, seed: int) -> Request:
+        """Queue a request.
+
+        Raises:
+            PromptError: the prompt is empty, too long, or holds ids that the model does not have.
+        """
+        vocab, context = self.model.vocab_size, self.model.context_length
+        if not prompt:
+            raise PromptError("the prompt is empty: give at least one token")
+        if len(prompt) >= context:
+            raise PromptError(
+                f"the prompt has {len(prompt)} tokens and the model's context holds {context}: "
+                f"shorten it to {context - 1} or less"
+            )
+        if wrong := [token for token in prompt if not 0 <= token < vocab]:
+            raise PromptError(f"token id {wrong[0]} in the prompt: the model has ids 0 to {vocab - 1}")
+        if wrong := [token for token in params.stop_token_ids if not 0 <= token < vocab]:
+            raise PromptError(f"stop token id {wrong[0]}: the model has ids 0 to {vocab - 1}")
+        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
+        limit = min(len(prompt) + params.max_tokens, context)
+        request = Request(self._next_id, list(prompt), len(prompt), params, seed, ends, limit)
+        self._next_id += 1
+        self.scheduler.add(request)
+        return request
+
+    def abort(self, request: Request) -> None:
+        """End a request now; what it has committed stays in it."""
+        if not request.finished:
+            self._finish(request, "abort")
+
+    @property
+    def idle(self) -> bool:
+        """True when nothing runs and nothing waits."""
+        return not self.scheduler.running and not self.scheduler.waiting
+
+    def step(self) -> StepStats:
+        """Advance every running request by one pass. At least one request must be unfinished."""
+        watch = _Stopwatch(self._clock)
+        decoding = self._admit()
+        plan = self._leader.plan(decoding)
+        watch.lap("other")
+        drafts = self._draft(decoding, plan, watch)
+        watch.lap("draft")
+        batch = self.scheduler.batch(drafts)
+        watch.lap("other")
+        logits = self.model.forward(batch.rows).logits
+        watch.lap("verify")
+        verdicts = self._rule.verify(logits, *batch.due)
+        watch.lap("sample")
+        outcome = self._commit(batch, verdicts, watch)
+        self._leader.learn(outcome)
+        return outcome
+
+    def _admit(self) -> list[Request]:
+        """Let waiting requests join; returns all requests that are past their prompt."""
+        for request in self.scheduler.admit():
+            for drafter in self._drafters.values():
+                drafter.start(request)
+        return [request for request in self.scheduler.running if request.decoding]
+
+    def _draft(self, decoding: Sequence[Request], plan: Plan, watch: _Stopwatch) -> dict[int, Draft]:
+        """Ask each drafter once for all its requests, and merge what each request got."""
+        found: dict[int, list[Draft]] = {}
+        for name, drafter in self._drafters.items():
+            # The pass adds a token of its own, so a request with n tokens left has use for n - 1 guesses.
+            asked = [
+                (request, budget)
+                for request in decoding
+                if (budget := min(plan.budgets.get(request.id, {}).get(name, 0), request.remaining - 1)) > 0
+            ]
+            if not asked:
+                continue
+            started = self._clock()
+            drafts = drafter.draft([request for request, _ in asked], [budget for _, budget in asked])
+            watch.draft_seconds[name] = self._clock() - started
+            for (request, _), draft in zip(asked, drafts, strict=True):
+                found.setdefault(request.id, []).append(draft)
+        return {
+            request.id: merge(found[request.id], request.remaining - 1) for request in decoding if request.id in found
+        }
+
+    def _commit(self, batch: Batch, verdicts: Sequence[Verdict], watch: _Stopwatch) -> StepStats:
+        """Move every request on, and say what the step came to."""
+        cached = sum(request.cached for request in batch.requests)
+        committed, drafted, accepted = 0, Counter[str](), Counter[str]()
+        judged = iter(verdicts)
+        for request, row in zip(batch.requests, batch.rows, strict=True):
+            request.cached += len(row.tokens)
+            if not row.wanted:
+                request.stats.prompt_passes += 1
+                continue
+            tokens, credits = self._advance(request, row, next(judged))
+            committed += len(tokens)
+            drafted.update(row.draft.drafters)
+            accepted.update(credits)
+        watch.lap("other")
+        for request in batch.requests:
+            request.stats.charge(watch.seconds, watch.draft_seconds)
+        new_tokens = sum(len(row.tokens) + len(row.draft) for row in batch.rows)
+        return StepStats(
+            len(batch.rows), new_tokens, cached, committed, drafted, accepted, watch.seconds, watch.draft_seconds
+        )
+
+    def _advance(self, request: Request, row: Row, verdict: Verdict) -> tuple[Sequence[int], list[str]]:
+        """Commit one verdict up to the request's end; returns the tokens, and who guessed the accepted ones."""
+        tokens, reason = cut(request, verdict.tokens)
+        path = verdict.path[: len(tokens)]
+        credits = [row.draft.drafters[node] for node in path]
+        request.commit(tokens, credits)
+        request.stats.drafted.update(row.draft.drafters)
+        if reason is None:
+            self.model.keep(row.slot, request.cached, path)
+            request.cached += len(path)
+            for drafter in self._drafters.values():
+                drafter.observe(request, tokens)
+        else:
+            self._finish(request, reason)
+        return tokens, credits
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        started = request.slot is not None
+        self.scheduler.remove(request)
+        request.finish_reason = reason
+        if started:
+            for drafter in self._drafters.values():
+                drafter.stop(request)
+
+
+class _Stopwatch:
+    """Charges the time since the last lap to a stage."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last = clock()
+        self.seconds: dict[Stage, float] = dict.fromkeys(STAGES, 0.0)
+        self.draft_seconds: dict[str, float] = {}
+
+    def lap(self, stage: Stage) -> None:
+        now = self._clock()
+        self.seconds[stage] += now - self._last
+        self._last = now

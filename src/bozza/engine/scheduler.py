@@ -1,0 +1,100 @@
+"""Which requests run, and what each brings to the next pass.
+
+First come, first served: up to `max_running` requests own a slot at a time. Every decoding request has a row in every
+pass; the rest of the token budget reads prompts, in chunks, oldest first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bozza.core import NO_DRAFT, Draft, Request
+from bozza.errors import ConfigError
+from bozza.models.runner import Model, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of one pass. A request whose row does not reach the end of its tokens gets no verdict."""
+
+    requests: list[Request]
+    rows: list[Row]
+
+    @property
+    def due(self) -> tuple[list[Request], list[Draft]]:
+        """Requests whose next token the pass decides, and their drafts, in the order of the wanted logits."""
+        due = [(request, row.draft) for request, row in zip(self.requests, self.rows, strict=True) if row.wanted]
+        return [request for request, _ in due], [draft for _, draft in due]
+
+
+class Scheduler:
+    """Owns the queue and the running set.
+
+    Args:
+        model: where slots come from.
+        max_running: most requests in one pass.
+        token_budget: most tokens in one pass, drafts included.
+    """
+
+    def __init__(self, model: Model, max_running: int, token_budget: int) -> None:
+        if max_running < 1:
+            raise ConfigError(f"batch is {max_running}: use at least 1")
+        if token_budget < 2 * max_running:
+            raise ConfigError(f"token budget {token_budget} is too small for a batch of {max_running}: double it")
+        self.running: list[Request] = []
+        self.waiting: deque[Request] = deque()
+        self._model = model
+        self._max_running = max_running
+        self._budget = token_budget
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self.waiting.append(request)
+
+    def admit(self) -> list[Request]:
+        """Give slots to waiting requests while there is room; returns those that start now."""
+        started = []
+        while self.waiting and len(self.running) < self._max_running:
+            request = self.waiting.popleft()
+            request.slot = self._model.alloc()
+            self.running.append(request)
+            started.append(request)
+        return started
+
+    def remove(self, request: Request) -> None:
+        """Forget a request and free its slot."""
+        if request in self.running:
+            self.running.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        if request.slot is not None:
+            self._model.free(request.slot)
+            request.slot = None
+
+    def batch(self, drafts: Mapping[int, Draft]) -> Batch:
+        """The rows of the next pass: one per decoding request, then prompt chunks."""
+        requests = [request for request in self.running if request.decoding]
+        reading = [request for request in self.running if not request.decoding]
+        # While prompts wait, drafts leave them half of the budget.
+        nodes = (self._budget // 2 if reading else self._budget) // max(len(requests), 1) - 1
+        rows = [
+            Row(_slot(request), request.tokens[-1:], drafts.get(request.id, NO_DRAFT).head(nodes))
+            for request in requests
+        ]
+        room = self._budget - sum(1 + len(row.draft) for row in rows)
+        for request in reading:
+            chunk = request.tokens[request.cached : request.cached + room]
+            if not chunk:
+                break
+            requests.append(request)
+            rows.append(Row(_slot(request), chunk, wanted=len(chunk) == request.pending))
+            room -= len(chunk)
+        return Batch(requests, rows)
+
+
+def _slot(request: Request) -> int:
+    if request.slot is None:
+        raise RuntimeError(f"request {request.id} is running without a slot")
+    return request.slot

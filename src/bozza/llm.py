@@ -1,0 +1,294 @@
+"""The public face: text in, text out, sooner."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bozza.core import FinishReason, Request, RequestStats, SamplingParams
+from bozza.drafters import Drafter, NgramDrafter
+from bozza.drafters.model import ModelDrafter
+from bozza.drafters.spec import DraftSpec, drafter_names, parse_spec
+from bozza.engine import Engine
+from bozza.errors import ConfigError, ModelError, PromptError
+from bozza.leader import Fixed, Leader, Off
+from bozza.models.loading import Loaded, end_ids, load
+from bozza.models.probe import load_runner
+from bozza.models.vocabulary import check_same_vocabulary
+from bozza.rules import Coupled
+from bozza.text import Detokenizer, decode
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, str]
+POLICIES = ("off", "fixed")
+DEFAULT_DRAFT = ("ngram",)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one prompt became. `token_ids` holds the end token if there was one; `text` shows no special tokens."""
+
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason
+    stats: RequestStats
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a stream: the tokens of one pass. `drafters[i]` guessed token i; None: the target made it."""
+
+    text: str
+    token_ids: list[int]
+    drafters: list[str | None]
+    finish_reason: FinishReason | None
+
+
+class LLM:
+    """A target model with its drafters, ready to generate.
+
+    Args:
+        model: an alias ("smollm2"), a folder, a .gguf file, a hub id, or a loaded transformers model.
+        tokenizer: needed for text when `model` is a loaded one; otherwise it comes with the model.
+        draft: drafter specifications, in order of trust: "ngram", "ngram:min=1,max=8,k=10", "model:NAME_OR_FOLDER,k=4".
+            The default is "ngram", or nothing with policy "off".
+        policy: "fixed" drafts k tokens with every drafter at every step, "off" decodes plainly.
+        dtype: "auto" (the checkpoint's), "bfloat16", "float16", "float32", or a torch dtype.
+        device: "auto" (a GPU when there is one), "cpu", "cuda", "cuda:1".
+        max_batch: most requests in one pass; more wait.
+        token_budget: most tokens in one pass; longer prompts are read in chunks.
+        fresh_seed: where the seeds of unseeded requests come from.
+
+    Raises:
+        ConfigError: an option is unknown, out of range or would have no effect.
+        ModelError: a model cannot be had, or cannot run exactly (`UnsupportedModel`).
+    """
+
+    def __init__(
+        self,
+        model: Any = "smollm2",
+        *,
+        tokenizer: Any = None,
+        draft: Sequence[str] | None = None,
+        policy: str = "fixed",
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "auto",
+        max_batch: int = 32,
+        token_budget: int = 512,
+        fresh_seed: Callable[[], int] = lambda: secrets.randbits(63),
+    ) -> None:
+        specs = check_drafting(draft, policy)
+        loaded = _load_target(model, tokenizer, dtype, device)
+        self.tokenizer = loaded.tokenizer
+        self.model_path = loaded.path
+        self.runner = load_runner(loaded.model)
+        self._loaded = loaded
+        self._fresh_seed = fresh_seed
+        self._limits = {"max_running": max_batch, "token_budget": token_budget}
+        self._draft_models = {
+            spec.model: load_draft_model(spec.model, loaded) for spec in specs if spec.model is not None
+        }
+        self._set_policy(specs, policy)
+
+    def with_policy(self, policy: str, draft: Sequence[str] | None = None) -> LLM:
+        """Another LLM over the same loaded models. Draft models must be among those of this one.
+
+        Raises:
+            ConfigError: as for `LLM`.
+        """
+        specs = check_drafting(draft, policy)
+        if missing := [spec.model for spec in specs if spec.model and spec.model not in self._draft_models]:
+            raise ConfigError(f"draft model {missing[0]} is not loaded: name it when the LLM is made")
+        twin = object.__new__(LLM)
+        twin.__dict__.update(self.__dict__)
+        twin._set_policy(specs, policy)
+        return twin
+
+    def _set_policy(self, specs: Sequence[DraftSpec], policy: str) -> None:
+        names = drafter_names(specs)
+        drafters = [self._drafter(spec, name) for spec, name in zip(specs, names, strict=True)]
+        leader: Leader = Off()
+        if policy == "fixed":
+            leader = Fixed({name: spec.tokens for spec, name in zip(specs, names, strict=True)})
+        self.policy, self.drafters = policy, names
+        self.engine = Engine(
+            self.runner, drafters, Coupled(), leader, end_ids=end_ids(self._loaded.model), **self._limits
+        )
+
+    def _drafter(self, spec: DraftSpec, name: str) -> Drafter:
+        if spec.model is not None:
+            return ModelDrafter(self._draft_models[spec.model], self.runner.vocab_size, name)
+        return NgramDrafter(**{f"{size}_n": n for size, n in spec.options.items()}, name=name)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_step: Callable[[int], None] | None = None,
+    ) -> list[Output]:
+        """Continue each prompt; requests share passes. Outputs come in the order of the prompts.
+
+        Args:
+            prompts: text, tokenised as it stands with what the tokenizer itself adds (no chat template), or token ids.
+            params: for all prompts, or one for each.
+            on_step: called after each pass with the number of tokens that it committed.
+
+        Raises:
+            PromptError: a prompt is empty, too long or not of this model; nothing is generated then.
+        """
+        requests = self._add_all(prompts, params)
+        try:
+            while not all(request.finished for request in requests):
+                committed = self.engine.step().committed
+                if on_step is not None:
+                    on_step(committed)
+        finally:
+            self._abort(requests)
+        return [self._output(request) for request in requests]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+        """Continue one prompt, yielding the tokens of each pass as they are committed. Closing the stream ends it."""
+        request = self._add(prompt, params or SamplingParams())
+        return self._stream(request)
+
+    def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Output:
+        """Answer a conversation of {"role", "content"} messages in the model's own chat template."""
+        return self.generate([self.encode_chat(messages)], params)[0]
+
+    def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Iterator[Chunk]:
+        """`chat`, as a stream."""
+        return self.stream(self.encode_chat(messages), params)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text as it stands; the tokenizer adds what it always adds (often a BOS token, or nothing)."""
+        if not text:
+            raise PromptError("the prompt is empty: give some text")
+        ids: list[int] = self._text_tokenizer()(text)["input_ids"]
+        return ids
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation in the model's chat template, ready for the assistant's answer."""
+        tokenizer = self._text_tokenizer()
+        if not messages:
+            raise PromptError("the conversation is empty: give at least one message")
+        if wrong := [message for message in messages if not {"role", "content"} <= set(message)]:
+            raise PromptError(f"a message needs 'role' and 'content', this one has {sorted(wrong[0])}")
+        if not tokenizer.chat_template:
+            raise PromptError("this model has no chat template: give plain text to generate instead")
+        ids: list[int] = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=True
+        )["input_ids"]
+        return ids
+
+    def _text_tokenizer(self) -> Any:
+        if self.tokenizer is None:
+            raise PromptError("this LLM has no tokenizer: give token ids, or LLM(model, tokenizer=...)")
+        return self.tokenizer
+
+    def _add_all(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Request]:
+        many: Sequence[Any] = [prompts] if _is_one(prompts) else prompts
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(many)
+        if len(params) != len(many):
+            raise ConfigError(f"{len(params)} sampling parameters for {len(many)} prompts: give one, or one for each")
+        requests: list[Request] = []
+        try:
+            for prompt, chosen in zip(many, params, strict=True):
+                requests.append(self._add(prompt, chosen))  # noqa: PERF401 - the list must hold those before a bad one
+        except BaseException:
+            self._abort(requests)
+            raise
+        return requests
+
+    def _add(self, prompt: Prompt, params: SamplingParams) -> Request:
+        ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return self.engine.add(ids, params, self._fresh_seed() if params.seed is None else params.seed)
+
+    def _abort(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self.engine.abort(request)
+
+    def _stream(self, request: Request) -> Iterator[Chunk]:
+        detokenizer = Detokenizer(self.tokenizer) if self.tokenizer is not None else None
+        seen = 0
+        try:
+            while not (request.finished and seen == request.output_len):
+                if not request.finished:
+                    self.engine.step()
+                ids, credits = request.output[seen:], request.credits[seen:]
+                seen += len(ids)
+                if not ids:
+                    continue
+                text = detokenizer.push(ids) if detokenizer else ""
+                if request.finished and detokenizer:
+                    text += detokenizer.flush()
+                yield Chunk(text, ids, credits, request.finish_reason)
+        finally:
+            self.engine.abort(request)
+
+    def _output(self, request: Request) -> Output:
+        if request.finish_reason is None:
+            raise RuntimeError(f"request {request.id} has not finished")
+        ids = request.output
+        text = decode(self.tokenizer, ids) if self.tokenizer is not None else ""
+        return Output(request.tokens[: request.prompt_len], ids, text, request.finish_reason, request.stats)
+
+
+def check_drafting(draft: Sequence[str] | None, policy: str) -> list[DraftSpec]:
+    """The drafters that these options mean; contradictions are refused before anything is loaded.
+
+    Raises:
+        ConfigError: an option is unknown, out of range or would have no effect.
+    """
+    if policy not in POLICIES:
+        raise ConfigError(f"no policy '{policy}': use {' or '.join(POLICIES)}")
+    if isinstance(draft, str):
+        raise ConfigError(f"draft is a list of specifications: write draft=['{draft}']")
+    if policy == "off":
+        if draft:
+            raise ConfigError("policy 'off' never drafts: drop the drafters, or use policy 'fixed'")
+        return []
+    if draft is not None and not draft:
+        raise ConfigError(f"policy '{policy}' needs a drafter: name one, or use policy 'off'")
+    specs = [parse_spec(text) for text in (DEFAULT_DRAFT if draft is None else draft)]
+    if twice := [spec for place, spec in enumerate(specs) if spec in specs[:place]]:
+        raise ConfigError(f"drafter {twice[0].kind} is named twice with the same options: drop one")
+    return specs
+
+
+def load_draft_model(name: str, target: Loaded) -> Any:
+    """A runner for a draft model that shares the target's vocabulary, in the target's dtype and on its device.
+
+    Raises:
+        ModelError: it cannot be had, or its tokens are not the target's.
+    """
+    draft = load(name, target.model.dtype, target.model.device)
+    check_same_vocabulary(name, draft, target)
+    return load_runner(draft.model)
+
+
+def _load_target(model: Any, tokenizer: Any, dtype: str | torch.dtype, device: str | torch.device) -> Loaded:
+    if isinstance(model, (str, Path)):
+        if tokenizer is not None:
+            raise ConfigError("a tokenizer comes with a named model: drop tokenizer=, or give the loaded model")
+        loaded = load(model, dtype, device)
+        if loaded.tokenizer is None:
+            raise ModelError(f"{model} has no tokenizer beside it: save one there, or give a loaded model")
+        return loaded
+    if dtype != "auto" or device != "auto":
+        raise ConfigError("a loaded model keeps its dtype and device: drop dtype= and device=, or convert it before")
+    path = Path(model.name_or_path) if getattr(model, "name_or_path", "") else None
+    return Loaded(model, tokenizer, path)
+
+
+def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))

@@ -1,0 +1,113 @@
+"""From what a user names (alias, folder, GGUF file, hub id) to a loaded model, its tokenizer and its folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from bozza.errors import ConfigError, ModelError
+from bozza.models import catalog
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A transformers model with what belongs to it. `tokenizer` is None when its folder has none."""
+
+    model: Any
+    tokenizer: Any
+    path: Path | None
+
+
+def resolve(name: str | Path) -> Path:
+    """The local transformers folder of a model; catalog and hub models are fetched when needed.
+
+    Raises:
+        ModelError: there is no such model, or it cannot be had.
+    """
+    if str(name) in catalog.CATALOG:
+        return catalog.fetch(str(name))
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix == ".gguf":
+        return catalog.from_gguf(path)
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise ModelError(f"{path} holds no config.json: name a folder that transformers' save_pretrained wrote")
+        return path
+    known = ", ".join(catalog.CATALOG)
+    if path.is_absolute() or path.suffix == ".gguf" or str(name).count("/") != 1 or str(name).startswith("."):
+        raise ModelError(f"no model '{name}': name an alias ({known}), a folder, a .gguf file or a hub id (owner/model)")
+    return _from_hub(str(name))
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]))
+    except Exception as problem:  # the hub client's errors have no common base
+        known = ", ".join(catalog.CATALOG)
+        raise ModelError(
+            f"no folder '{name}', and the model hub does not give it ({type(problem).__name__}): "
+            f"check the name and the network, or use an alias ({known})"
+        ) from problem
+
+
+def load(name: str | Path, dtype: str | torch.dtype = "auto", device: str | torch.device = "auto") -> Loaded:
+    """Load a causal language model and, when there is one, its tokenizer.
+
+    Raises:
+        ConfigError: the dtype or the device does not exist.
+        ModelError: the model cannot be found or loaded.
+    """
+    chosen_dtype, chosen_device = parse_dtype(dtype), parse_device(device)
+    path = resolve(name)
+    try:
+        config = AutoConfig.from_pretrained(path)
+        if config.is_encoder_decoder:
+            raise ModelError(f"{name} is an encoder-decoder; only decoder-only models run here")
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=chosen_dtype).to(chosen_device).eval()
+    except (OSError, ValueError, KeyError, RuntimeError) as problem:
+        raise ModelError(f"{name} cannot be loaded: {str(problem).strip().splitlines()[0]}") from problem
+    return Loaded(model, _tokenizer(path), path)
+
+
+def _tokenizer(path: Path) -> Any:
+    if not any((path / file).exists() for file in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+        return None
+    return AutoTokenizer.from_pretrained(path)
+
+
+def parse_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    """A torch dtype by name; "auto" is that of the checkpoint."""
+    if dtype == "auto" or isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype '{dtype}': use auto, {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def parse_device(device: str | torch.device) -> torch.device:
+    """A torch device; "auto" is a GPU when there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as problem:
+        raise ConfigError(f"device '{device}': use auto, cpu, cuda or cuda:N") from problem
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device '{device}': torch sees no GPU here; use cpu")
+    return chosen
+
+
+def end_ids(model: Any) -> frozenset[int]:
+    """The tokens that end a text, as transformers' generate takes them: from the generation config."""
+    ids = getattr(model.generation_config, "eos_token_id", None)
+    if ids is None:
+        return frozenset()
+    return frozenset([ids] if isinstance(ids, int) else ids)
