@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from bozza.core import FinishReason, Request, RequestStats, SamplingParams
+from bozza.core import FinishReason, Request, RequestStats, SamplingParams, StepStats
 from bozza.drafters import Drafter, NgramDrafter
 from bozza.drafters.model import ModelDrafter
-from bozza.drafters.spec import DraftSpec, drafter_names, parse_spec
+from bozza.drafters.spec import DraftSpec, check_drafting, drafter_names
 from bozza.engine import Engine
 from bozza.errors import ConfigError, ModelError, PromptError
+from bozza.exactness import Difference, first_difference
 from bozza.leader import Fixed, Leader, Off
 from bozza.models.loading import Loaded, end_ids, load
 from bozza.models.probe import load_runner
@@ -25,8 +26,6 @@ from bozza.text import Detokenizer, decode
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]
-POLICIES = ("off", "fixed")
-DEFAULT_DRAFT = ("ngram",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ class LLM:
         self.runner = load_runner(loaded.model)
         self._loaded = loaded
         self._fresh_seed = fresh_seed
-        self._limits = {"max_running": max_batch, "token_budget": token_budget}
+        self._max_batch, self._token_budget = max_batch, token_budget
         self._draft_models = {
             spec.model: load_draft_model(spec.model, loaded) for spec in specs if spec.model is not None
         }
@@ -111,14 +110,20 @@ class LLM:
         return twin
 
     def _set_policy(self, specs: Sequence[DraftSpec], policy: str) -> None:
+        self.policy, self.draft = policy, tuple(spec.text for spec in specs)
         names = drafter_names(specs)
         drafters = [self._drafter(spec, name) for spec, name in zip(specs, names, strict=True)]
         leader: Leader = Off()
         if policy == "fixed":
             leader = Fixed({name: spec.tokens for spec, name in zip(specs, names, strict=True)})
-        self.policy, self.drafters = policy, names
         self.engine = Engine(
-            self.runner, drafters, Coupled(), leader, end_ids=end_ids(self._loaded.model), **self._limits
+            self.runner,
+            drafters,
+            Coupled(),
+            leader,
+            end_ids=end_ids(self._loaded.model),
+            max_running=self._max_batch,
+            token_budget=self._token_budget,
         )
 
     def _drafter(self, spec: DraftSpec, name: str) -> Drafter:
@@ -131,14 +136,14 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        on_step: Callable[[int], None] | None = None,
+        on_step: Callable[[StepStats], None] | None = None,
     ) -> list[Output]:
         """Continue each prompt; requests share passes. Outputs come in the order of the prompts.
 
         Args:
             prompts: text, tokenised as it stands with what the tokenizer itself adds (no chat template), or token ids.
             params: for all prompts, or one for each.
-            on_step: called after each pass with the number of tokens that it committed.
+            on_step: called after each pass with what it did.
 
         Raises:
             PromptError: a prompt is empty, too long or not of this model; nothing is generated then.
@@ -146,17 +151,21 @@ class LLM:
         requests = self._add_all(prompts, params)
         try:
             while not all(request.finished for request in requests):
-                committed = self.engine.step().committed
+                step = self.engine.step()
                 if on_step is not None:
-                    on_step(committed)
+                    on_step(step)
         finally:
             self._abort(requests)
         return [self._output(request) for request in requests]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """Continue one prompt, yielding the tokens of each pass as they are committed. Closing the stream ends it."""
+        return self.open_stream(prompt, params)[1]
+
+    def open_stream(self, prompt: Prompt, params: SamplingParams | None = None) -> tuple[Request, Iterator[Chunk]]:
+        """`stream`, together with the request, whose statistics grow as the stream is read."""
         request = self._add(prompt, params or SamplingParams())
-        return self._stream(request)
+        return request, self._stream(request)
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Output:
         """Answer a conversation of {"role", "content"} messages in the model's own chat template."""
@@ -165,6 +174,14 @@ class LLM:
     def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Iterator[Chunk]:
         """`chat`, as a stream."""
         return self.stream(self.encode_chat(messages), params)
+
+    def first_difference(self, plain: Output, other: Output, params: SamplingParams) -> Difference | None:
+        """Where two outputs of one prompt part, and whether rounding explains it; None when they are equal.
+
+        Sampled outputs need the `params.seed` that both were made with.
+        """
+        prompt, seed = plain.prompt_token_ids, params.seed or 0
+        return first_difference(self._loaded.model, prompt, params, seed, plain.token_ids, other.token_ids)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text as it stands; the tokenizer adds what it always adds (often a BOS token, or nothing)."""
@@ -203,7 +220,7 @@ class LLM:
         requests: list[Request] = []
         try:
             for prompt, chosen in zip(many, params, strict=True):
-                requests.append(self._add(prompt, chosen))  # noqa: PERF401 - the list must hold those before a bad one
+                requests.append(self._add(prompt, chosen))
         except BaseException:
             self._abort(requests)
             raise
@@ -241,28 +258,6 @@ class LLM:
         ids = request.output
         text = decode(self.tokenizer, ids) if self.tokenizer is not None else ""
         return Output(request.tokens[: request.prompt_len], ids, text, request.finish_reason, request.stats)
-
-
-def check_drafting(draft: Sequence[str] | None, policy: str) -> list[DraftSpec]:
-    """The drafters that these options mean; contradictions are refused before anything is loaded.
-
-    Raises:
-        ConfigError: an option is unknown, out of range or would have no effect.
-    """
-    if policy not in POLICIES:
-        raise ConfigError(f"no policy '{policy}': use {' or '.join(POLICIES)}")
-    if isinstance(draft, str):
-        raise ConfigError(f"draft is a list of specifications: write draft=['{draft}']")
-    if policy == "off":
-        if draft:
-            raise ConfigError("policy 'off' never drafts: drop the drafters, or use policy 'fixed'")
-        return []
-    if draft is not None and not draft:
-        raise ConfigError(f"policy '{policy}' needs a drafter: name one, or use policy 'off'")
-    specs = [parse_spec(text) for text in (DEFAULT_DRAFT if draft is None else draft)]
-    if twice := [spec for place, spec in enumerate(specs) if spec in specs[:place]]:
-        raise ConfigError(f"drafter {twice[0].kind} is named twice with the same options: drop one")
-    return specs
 
 
 def load_draft_model(name: str, target: Loaded) -> Any:

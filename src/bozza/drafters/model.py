@@ -1,7 +1,7 @@
 """A smaller model with the target's vocabulary drafts a chain, one pass of all its requests per token.
 
-It draws with the target's own noise: where both models give a token the best chance, they draw the same one. That is only
-sound under a rule that accepts by equality (`coupled`), never beside an acceptance draw.
+It draws with the target's own noise: where both models give a token the best chance, they draw the same one. That is
+only sound under a rule that accepts by equality (`coupled`), never beside an acceptance draw.
 """
 
 from __future__ import annotations

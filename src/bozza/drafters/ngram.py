@@ -37,7 +37,7 @@ class NgramIndex:
             text.append(token)
 
     def continuation(self, length: int) -> list[int]:
-        """`length` tokens that followed the longest known suffix, or nothing. A copy that reaches its own end repeats."""
+        """`length` tokens that followed the longest known suffix, or nothing; a copy that meets its own end repeats."""
         text = self._tokens
         for n, key in reversed(list(enumerate(self._keys(), self.min_n))):
             start = self._next.get(key)

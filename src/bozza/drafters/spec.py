@@ -9,6 +9,8 @@ from bozza.errors import ConfigError
 
 MAX_TOKENS = 64  # most tokens that one drafter may be asked for at once
 DEFAULT_TOKENS = {"ngram": 8, "model": 4}
+POLICIES = ("off", "fixed")
+DEFAULT_DRAFT = ("ngram",)
 OPTIONS = {"ngram": ("k", "min", "max"), "model": ("k",)}
 
 
@@ -16,6 +18,7 @@ OPTIONS = {"ngram": ("k", "min", "max"), "model": ("k",)}
 class DraftSpec:
     """One drafter as a user names it. `tokens` is what policy `fixed` drafts with it at each step."""
 
+    text: str = field(compare=False)
     kind: str
     tokens: int
     model: str | None = None
@@ -39,7 +42,7 @@ def parse_spec(text: str) -> DraftSpec:
     tokens = options.pop("k", DEFAULT_TOKENS[kind])
     if not 1 <= tokens <= MAX_TOKENS:
         raise ConfigError(f"draft '{text}': k={tokens} is out of range, use 1 to {MAX_TOKENS}")
-    return DraftSpec(kind, tokens, model, options)
+    return DraftSpec(text.strip(), kind, tokens, model, options)
 
 
 def _is_option(part: str) -> bool:
@@ -64,3 +67,25 @@ def drafter_names(specs: Sequence[DraftSpec]) -> list[str]:
         seen[spec.kind] = seen.get(spec.kind, 0) + 1
         names.append(spec.kind if seen[spec.kind] == 1 else f"{spec.kind}{seen[spec.kind]}")
     return names
+
+
+def check_drafting(draft: Sequence[str] | None, policy: str) -> list[DraftSpec]:
+    """The drafters that these options mean; contradictions are refused before anything is loaded.
+
+    Raises:
+        ConfigError: an option is unknown, out of range or would have no effect.
+    """
+    if policy not in POLICIES:
+        raise ConfigError(f"no policy '{policy}': use {' or '.join(POLICIES)}")
+    if isinstance(draft, str):
+        raise ConfigError(f"draft is a list of specifications: write draft=['{draft}']")
+    if policy == "off":
+        if draft:
+            raise ConfigError("policy 'off' never drafts: drop the drafters, or use policy 'fixed'")
+        return []
+    if draft is not None and not draft:
+        raise ConfigError(f"policy '{policy}' needs a drafter: name one, or use policy 'off'")
+    specs = [parse_spec(text) for text in (DEFAULT_DRAFT if draft is None else draft)]
+    if twice := [spec for place, spec in enumerate(specs) if spec in specs[:place]]:
+        raise ConfigError(f"drafter {twice[0].kind} is named twice with the same options: drop one")
+    return specs

@@ -1,7 +1,7 @@
 """Attention of one ragged pass: rows of different requests, lengths and shapes, against one key/value store.
 
-A model runs over all tokens of a pass as one sequence; only attention knows that they belong to different requests. Rows that
-bring few tokens (decoding, verification) are padded into one call; prompt chunks get a call each.
+A model runs over all tokens of a pass as one sequence; only attention knows that they belong to different requests.
+Rows that bring few tokens (decoding, verification) are padded into one call; prompt chunks get a call each.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class Group:
         self.alone = self.width == 1
         if not self.alone:
             gather = torch.zeros(self.width, self.count, dtype=torch.int64)
-            places, tokens = [], []
+            places: list[int] = []
+            tokens: list[int] = []
             for span in self.spans:
                 line = span.slot - self.slots.start
                 gather[line, : span.count] = torch.arange(span.first, span.first + span.count)
@@ -178,7 +179,7 @@ def _grouped(spans: Sequence[Span]) -> Iterator[list[Span]]:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, group: Group, how: _How) -> Tensor:
-    """query [width, heads, count, size], key and value [width, kv heads, length, size] -> [width, heads, count, size]."""
+    """Query [width, heads, count, size], key and value [width, kv heads, length, size]; the result is like query."""
     width, heads, count, size = query.shape
     share = heads // key.shape[1]  # query heads per key/value head
     if how.softcap is not None or how.sinks is not None:

@@ -1,7 +1,7 @@
 """Keys and values of every layer, in slots of equal capacity: slot s holds the tokens of one request at [s, :length].
 
-Rolling back is a smaller length: nothing is erased, the next write goes over it. Keys are stored as the model made them,
-already rotated to their positions, so they may be moved within a slot.
+Rolling back is a smaller length: nothing is erased, the next write goes over it. Keys are stored as the model made
+them, already rotated to their positions, so they may be moved within a slot.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def resolve(name: str | Path) -> Path:
         return path
     known = ", ".join(catalog.CATALOG)
     if path.is_absolute() or path.suffix == ".gguf" or str(name).count("/") != 1 or str(name).startswith("."):
-        raise ModelError(f"no model '{name}': name an alias ({known}), a folder, a .gguf file or a hub id (owner/model)")
+        raise ModelError(f"no model '{name}': use an alias ({known}), a folder, a .gguf file or a hub id (owner/model)")
     return _from_hub(str(name))
 
 

@@ -135,7 +135,8 @@ class RaggedRunner:
     def _lay_out(self, rows: Sequence[Row]) -> tuple[list[int], list[Span], list[int]]:
         """Token ids of the pass, its spans, and the places whose logits are wanted."""
         ids: list[int] = []
-        spans, wanted = [], []
+        spans: list[Span] = []
+        wanted: list[int] = []
         for row in rows:
             chain, draft = len(row.tokens), row.draft
             start = self.store.append(row.slot, chain + len(draft))

@@ -17,7 +17,8 @@ class Rule(Protocol):
         """One verdict per request.
 
         Args:
-            logits: [rows, vocab] float32; for each request in turn, the row after its last committed token, then one row
+            logits: [rows, vocab] float32; for each request in turn, the row after its last committed token, then one
+            row
                 per node of its draft.
             requests: those whose next token is due.
             drafts: one per request, possibly empty.

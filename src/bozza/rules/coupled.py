@@ -35,7 +35,7 @@ class Coupled:
 
 def _walk(draft: Draft, drawn: Sequence[int]) -> Verdict:
     """Follow the draws down the tree; `drawn[0]` is the draw at the root, `drawn[1 + i]` the one after node i."""
-    children = {(parent, token): node for node, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True))}
+    children = {key: node for node, key in enumerate(zip(draft.parents, draft.tokens, strict=True))}
     path: list[int] = []
     tokens = [drawn[0]]
     node = children.get((-1, drawn[0]))

@@ -1,4 +1,4 @@
-"""The noise of rule `coupled`: one exponential variable per (seed, output position, token), computed where it is needed.
+"""The noise of rule `coupled`: an exponential variable per (seed, output position, token), computed where needed.
 
 Sampling from softmax(x) is a race: token v arrives at time T_v / exp(x_v) with T_v ~ Exp(1), and the first one wins
 (the Gumbel-max trick with G_v = -log T_v). Computing T_v for a whole vocabulary costs more than a small model's

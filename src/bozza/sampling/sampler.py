@@ -1,8 +1,8 @@
 """Draw one token per row of logits, each row with its own parameters, seed and position.
 
-The filters mean what transformers' warpers mean (temperature, then top-k, then top-p), but find their thresholds from the
-largest values instead of sorting a whole vocabulary. Each operation treats a row by itself, so a row's token does not
-depend on what shares the batch.
+The filters mean what transformers' warpers mean (temperature, then top-k, then top-p), but find their thresholds from
+the largest values instead of sorting a whole vocabulary. Each operation treats a row by itself, so a row's token does
+not depend on what shares the batch.
 """
 
 from __future__ import annotations

@@ -1,0 +1,265 @@
+"""Plain and speculative decoding of the same prompts, taking turns in one process, on the same number of tokens."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bozza.core import STAGES, SamplingParams, Stage, StepStats
+from bozza.errors import PromptError
+from bozza.llm import LLM, Output
+
+SEED = 0  # sampled runs need a common seed to be compared
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One prompt of a workload, as token ids."""
+
+    workload: str
+    prompt: list[int]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one policy did on one workload."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    passes: int = 0  # summed over requests, so that plain decoding commits 1 per pass at any batch
+    drafted: Counter[str] = field(default_factory=Counter)
+    accepted: Counter[str] = field(default_factory=Counter)
+    draft_seconds: dict[str, float] = field(default_factory=dict)
+    stages: dict[Stage, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    speeds: list[float] = field(default_factory=list)  # tokens per second of each run
+    differences: list[dict[str, Any]] = field(default_factory=list)
+
+    def add_run(self, outputs: Sequence[Output], seconds: float) -> None:
+        """Count a finished run."""
+        tokens = sum(len(output.token_ids) for output in outputs)
+        self.tokens += tokens
+        self.seconds += seconds
+        self.speeds.append(tokens / seconds)
+        self.passes += sum(output.stats.passes for output in outputs)
+
+    def add_step(self, step: StepStats) -> None:
+        """Count one step of a run."""
+        self.drafted.update(step.drafted)
+        self.accepted.update(step.accepted)
+        self._add_seconds(step.seconds, step.draft_seconds)
+
+    def merge(self, other: Tally) -> None:
+        """Add another workload's tally."""
+        self.tokens += other.tokens
+        self.seconds += other.seconds
+        self.passes += other.passes
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+        self.speeds += other.speeds
+        self.differences += other.differences
+        self._add_seconds(other.stages, other.draft_seconds)
+
+    def _add_seconds(self, stages: Mapping[Stage, float], draft_seconds: Mapping[str, float]) -> None:
+        for stage, spent in stages.items():
+            self.stages[stage] += spent
+        for name, spent in draft_seconds.items():
+            self.draft_seconds[name] = self.draft_seconds.get(name, 0.0) + spent
+
+
+def load_cases(path: Path, llm: LLM, limit: int | None = None) -> list[Case]:
+    """Read a prompt file: JSON lines with "workload" and either "prompt" (text) or "messages".
+
+    Args:
+        path: the file.
+        llm: whose tokenizer and chat template apply.
+        limit: the most prompts of each workload.
+
+    Raises:
+        PromptError: the file cannot be read, or a line is not such a record; the message names the line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise PromptError(f"cannot read {path}: {problem}") from problem
+    cases: list[Case] = []
+    taken: Counter[str] = Counter()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        case = _case(line, f"{path}:{number}", llm)
+        if limit is None or taken[case.workload] < limit:
+            taken[case.workload] += 1
+            cases.append(case)
+    if not cases:
+        raise PromptError(f"{path} holds no prompts")
+    return cases
+
+
+def _case(line: str, place: str, llm: LLM) -> Case:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as problem:
+        raise PromptError(f"{place} is not JSON: {problem.msg}") from problem
+    if not isinstance(record, dict) or not ({"prompt", "messages"} & set(record)):
+        raise PromptError(f'{place}: write {{"workload": "...", "prompt": "..."}} or "messages" instead of "prompt"')
+    if unknown := set(record) - {"workload", "prompt", "messages"}:
+        raise PromptError(f"{place}: unknown key {sorted(unknown)[0]!r}")
+    if "prompt" in record and "messages" in record:
+        raise PromptError(f"{place}: give either a prompt or messages")
+    if not isinstance(record.get("prompt", ""), str) or not isinstance(record.get("messages", []), list):
+        raise PromptError(f"{place}: a prompt is a text, messages are a list")
+    ids = llm.encode(record["prompt"]) if "prompt" in record else llm.encode_chat(record["messages"])
+    return Case(str(record.get("workload", "default")), ids)
+
+
+def run_bench(
+    llm: LLM,
+    cases: Sequence[Case],
+    params: SamplingParams,
+    *,
+    batch: int = 1,
+    repeat: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+    on_run: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Measure `llm` against plain decoding with the same loaded model.
+
+    Args:
+        llm: as it would be used.
+        cases: what to decode.
+        params: for every prompt; a fixed number of tokens makes a fair comparison (`ignore_eos`).
+        batch: prompts of one workload that run at a time.
+        repeat: how often everything is run.
+        clock: seconds, monotonic.
+        on_run: called after each run, `runs_needed` times.
+
+    Returns:
+        The document that `bozza bench` writes: {"environment": ..., "rows": [...]}.
+    """
+    contestants = {"off": llm.with_policy("off")} | ({llm.policy: llm} if llm.policy != "off" else {})
+    if params.temperature > 0.0 and params.seed is None:
+        raise PromptError("sampled outputs can only be compared with a seed: add one")
+    for contestant in contestants.values():
+        contestant.generate([cases[0].prompt], SamplingParams(max_tokens=8, ignore_eos=True))
+    tallies: dict[str, dict[str, Tally]] = {}
+    for group in [group for _ in range(repeat) for group in _groups(cases, batch)]:
+        tally = tallies.setdefault(group[0].workload, {name: Tally() for name in contestants})
+        outputs = {}
+        # Whoever goes first pays for a cold cache: take turns.
+        for name in sorted(contestants, reverse=len(tally["off"].speeds) % 2 == 1):
+            started = clock()
+            prompts = [case.prompt for case in group]
+            outputs[name] = contestants[name].generate(prompts, params, on_step=tally[name].add_step)
+            tally[name].add_run(outputs[name], clock() - started)
+            on_run()
+        for name in contestants:
+            tally[name].differences += _compare(llm, params, outputs["off"], outputs[name])
+    return {
+        "environment": environment(llm) | {"params": asdict(params), "batch": batch, "repeat": repeat},
+        "rows": _rows(tallies),
+    }
+
+
+def runs_needed(llm: LLM, cases: Sequence[Case], batch: int, repeat: int) -> int:
+    """How often `run_bench` will call `on_run`."""
+    return len(_groups(cases, batch)) * repeat * (1 if llm.policy == "off" else 2)
+
+
+def _groups(cases: Sequence[Case], batch: int) -> list[tuple[Case, ...]]:
+    by_workload: dict[str, list[Case]] = {}
+    for case in cases:
+        by_workload.setdefault(case.workload, []).append(case)
+    return [
+        tuple(members[first : first + batch])
+        for members in by_workload.values()
+        for first in range(0, len(members), batch)
+    ]
+
+
+def _compare(
+    llm: LLM, params: SamplingParams, plain: Sequence[Output], other: Sequence[Output]
+) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for a, b in zip(plain, other, strict=True):
+        difference = llm.first_difference(a, b, params)
+        if difference is not None:
+            found.append(asdict(difference))
+    return found
+
+
+def _rows(tallies: Mapping[str, Mapping[str, Tally]]) -> list[dict[str, Any]]:
+    rows = []
+    total: dict[str, Tally] = {}
+    for workload, by_policy in tallies.items():
+        for policy, tally in by_policy.items():
+            rows.append(_row(workload, policy, tally, by_policy["off"]))
+            total.setdefault(policy, Tally()).merge(tally)
+    if len(tallies) > 1:
+        rows += [_row("all", policy, tally, total["off"]) for policy, tally in total.items()]
+    return rows
+
+
+def _row(workload: str, policy: str, tally: Tally, off: Tally) -> dict[str, Any]:
+    speed = tally.tokens / tally.seconds
+    return {
+        "workload": workload,
+        "policy": policy,
+        "tokens": tally.tokens,
+        "seconds": tally.seconds,
+        "tokens_per_s": speed,
+        "ratio_to_off": speed / (off.tokens / off.seconds),
+        "ratio_median": statistics.median(a / b for a, b in zip(tally.speeds, off.speeds, strict=True)),
+        "identical": not tally.differences,
+        "differences": tally.differences,
+        "committed_per_pass": tally.tokens / tally.passes,
+        "drafters": {
+            name: {
+                "drafted": drafted,
+                "accepted": tally.accepted[name],
+                "share": tally.accepted[name] / tally.tokens,
+                "seconds": tally.draft_seconds.get(name, 0.0),
+            }
+            for name, drafted in tally.drafted.items()
+        },
+        "seconds_by_stage": tally.stages,
+    }
+
+
+def environment(llm: LLM) -> dict[str, Any]:
+    """What a measurement depends on."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "bozza": version("bozza"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": str(llm.runner.device),
+        "dtype": str(llm.runner.dtype).removeprefix("torch."),
+        "model": llm.model_path.name if llm.model_path else None,
+        "policy": llm.policy,
+        "draft": list(llm.draft),
+    }
+
+
+def _processor() -> str:
+    """The processor's name, where Linux tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -1,0 +1,66 @@
+"""`bozza chat`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bozza.cli import options as o
+from bozza.cli import show
+from bozza.cli.generate import stream
+from bozza.errors import ConfigError, PromptError
+
+
+def chat(
+    message: Annotated[str | None, typer.Argument(help="One message; without it, a conversation.")] = None,
+    model: o.Model = "smollm2",
+    system: Annotated[str | None, typer.Option("--system", help="A system message to begin with.")] = None,
+    draft: o.Draft = None,
+    policy: o.Policy = "fixed",
+    max_tokens: o.MaxTokens = 512,
+    temperature: o.Temperature = 0.0,
+    top_p: o.TopP = None,
+    top_k: o.TopK = None,
+    seed: o.Seed = None,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    as_json: o.Json = False,
+) -> None:
+    """Talk to a model in its own chat template. An empty line or Ctrl-D ends the conversation."""
+    params = o.sampling(max_tokens, temperature, top_p, top_k, seed)
+    if as_json and message is None:
+        raise ConfigError("--json answers one message: give it as an argument")
+    llm = o.load_llm(model, draft, policy, dtype, device)
+    messages = [{"role": "system", "content": system}] if system else []
+    if message is not None:
+        messages.append({"role": "user", "content": message})
+        if as_json:
+            output = llm.chat(messages, params)
+            show.print_json(
+                {
+                    "messages": messages,
+                    "text": output.text,
+                    "token_ids": output.token_ids,
+                    "finish_reason": output.finish_reason,
+                    "stats": show.stats_document(output.stats),
+                }
+            )
+        else:
+            stream(llm, llm.encode_chat(messages), params)
+        return
+    while line := _ask():
+        messages.append({"role": "user", "content": line})
+        try:
+            messages.append({"role": "assistant", "content": stream(llm, llm.encode_chat(messages), params)})
+        except PromptError as error:  # the conversation has outgrown the context: say so, keep what fits
+            messages.pop()
+            o.err.print(f"[red]error:[/red] {error}")
+
+
+def _ask() -> str:
+    try:
+        return o.err.input("[bold green]>[/bold green] ").strip()
+    except EOFError:
+        o.err.print()
+        return ""

@@ -1,0 +1,81 @@
+"""`bozza generate`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.progress import Progress
+
+from bozza.cli import options as o
+from bozza.cli import show
+from bozza.core import SamplingParams
+from bozza.errors import PromptError
+
+
+def generate(
+    prompts: Annotated[list[str] | None, typer.Argument(help="Texts to continue; standard input when none.")] = None,
+    model: o.Model = "smollm2",
+    draft: o.Draft = None,
+    policy: o.Policy = "fixed",
+    max_tokens: o.MaxTokens = 256,
+    ignore_eos: o.IgnoreEos = False,
+    temperature: o.Temperature = 0.0,
+    top_p: o.TopP = None,
+    top_k: o.TopK = None,
+    seed: o.Seed = None,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    batch: o.Batch = 32,
+    as_json: o.Json = False,
+) -> None:
+    """Continue one or more texts as they stand (no chat template)."""
+    params = o.sampling(max_tokens, temperature, top_p, top_k, seed, ignore_eos)
+    texts = prompts or [_standard_input()]
+    llm = o.load_llm(model, draft, policy, dtype, device, batch)
+    if as_json:
+        show.print_json({"outputs": [_document(text, output) for text, output in _decode_all(llm, texts, params)]})
+    elif len(texts) == 1:
+        stream(llm, llm.encode(texts[0]), params)
+    else:
+        for text, output in _decode_all(llm, texts, params):
+            o.out.print(f"[bold]{escape(text)}[/bold]{escape(output.text)}", soft_wrap=True)
+            o.err.print(f"[dim]{show.stats_line(output.stats)}[/dim]\n")
+
+
+def stream(llm: Any, ids: list[int], params: SamplingParams) -> str:
+    """Print an output as it comes, and what it took; returns the text."""
+    request, chunks = llm.open_stream(ids, params)
+    text = ""
+    for chunk in chunks:
+        o.out.print(escape(chunk.text), end="", soft_wrap=True)
+        text += chunk.text
+    o.out.print()
+    o.err.print(f"[dim]{show.stats_line(request.stats)}[/dim]")
+    return text
+
+
+def _standard_input() -> str:
+    if sys.stdin.isatty():
+        raise PromptError("no prompt: give one as an argument or on standard input")
+    return sys.stdin.read().removesuffix("\n")
+
+
+def _decode_all(llm: Any, texts: Sequence[str], params: SamplingParams) -> list[tuple[str, Any]]:
+    with Progress(console=o.err, transient=True) as progress:
+        task = progress.add_task("decoding", total=len(texts) * params.max_tokens)
+        outputs = llm.generate(texts, params, on_step=lambda step: progress.advance(task, step.committed))
+    return list(zip(texts, outputs, strict=True))
+
+
+def _document(text: str, output: Any) -> dict[str, Any]:
+    return {
+        "prompt": text,
+        "text": output.text,
+        "token_ids": output.token_ids,
+        "finish_reason": output.finish_reason,
+        "stats": show.stats_document(output.stats),
+    }

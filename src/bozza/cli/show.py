@@ -1,0 +1,84 @@
+"""How results look on a terminal, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from bozza.cli.options import out
+from bozza.core import RequestStats
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on standard output."""
+    print(json.dumps(document, ensure_ascii=False, indent=2))
+
+
+def stats_document(stats: RequestStats) -> dict[str, Any]:
+    """Statistics of one request as JSON."""
+    return asdict(stats) | {"committed_per_pass": stats.committed_per_pass}
+
+
+def stats_line(stats: RequestStats) -> str:
+    """Statistics of one request in a line."""
+    seconds = sum(stats.seconds.values())
+    parts = [f"{stats.committed} tokens in {seconds:.2f} s", f"{stats.committed / seconds:.1f} tokens/s"]
+    parts.append(f"{stats.committed_per_pass:.2f} per pass")
+    parts += [f"{name}: {stats.accepted[name]} of {drafted} accepted" for name, drafted in stats.drafted.items()]
+    return " · ".join(parts)
+
+
+def bench_card(rows: list[dict[str, Any]]) -> Table:
+    """The rows of a benchmark document as a table."""
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold")
+    for heading in ("workload", "policy"):
+        table.add_column(heading)
+    for heading in ("tokens/s", "ratio", "per pass", "drafted share", "draft", "verify", "sample", "other"):
+        table.add_column(heading, justify="right")
+    table.add_column("identical")
+    for row in rows:
+        stages = row["seconds_by_stage"]
+        total = sum(stages.values())
+        table.add_row(
+            row["workload"],
+            row["policy"],
+            f"{row['tokens_per_s']:.1f}",
+            f"{row['ratio_to_off']:.2f}",
+            f"{row['committed_per_pass']:.2f}",
+            drafted_share(row),
+            *(f"{stages[stage] / total:.0%}" for stage in ("draft", "verify", "sample", "other")),
+            identity(row),
+            end_section=row["policy"] != "off",
+        )
+    return table
+
+
+def drafted_share(row: dict[str, Any]) -> str:
+    """Which part of the output each drafter guessed."""
+    return ", ".join(f"{name} {entry['share']:.0%}" for name, entry in row["drafters"].items()) or "-"
+
+
+def identity(row: dict[str, Any]) -> str:
+    """Whether the outputs equal the plain ones, in a word or two."""
+    if row["policy"] == "off":
+        return "-"
+    verdicts = [difference["verdict"] for difference in row["differences"]]
+    if "bug" in verdicts:
+        return f"[red]NO: {verdicts.count('bug')} beyond rounding[/red]"
+    if verdicts:
+        return f"[yellow]near-ties: {len(verdicts)}[/yellow]"
+    return "[green]yes[/green]"
+
+
+def print_bench(document: dict[str, Any]) -> None:
+    """The card of a benchmark document."""
+    facts = document["environment"]
+    out.print(
+        f"[bold]{facts['model']}[/bold] · {facts['dtype']} on {facts['device']} · {facts['threads']} threads · "
+        f"batch {facts['batch']} · {facts['params']['max_tokens']} tokens each"
+    )
+    out.print(bench_card(document["rows"]))

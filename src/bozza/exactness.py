@@ -1,0 +1,89 @@
+"""Is a difference between two outputs a near-tie that rounding may flip, or a bug?
+
+Low precision gives slightly other logits for other matrix shapes, so two correct runs may part where two tokens are
+almost equally good. How much the shape matters is measured on plain forward passes of the same model, without any
+code of the ragged runner: a difference beyond that cannot be blamed on rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bozza.core import SamplingParams
+from bozza.sampling.noise import arrivals, race_keys
+from bozza.sampling.sampler import warp
+
+FACTOR = 4.0  # two tokens may each move, in either run
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place where two outputs of one prompt part.
+
+    `margin` is by how much the target prefers one token over the other (logits, divided by the temperature when
+    sampling, noise included); `bound` is how far rounding may move that.
+    """
+
+    position: int
+    tokens: tuple[int | None, int | None]  # None: that output had ended
+    margin: float
+    bound: float
+    verdict: Literal["tie", "bug"]
+
+
+def first_difference(
+    model: Any, prompt: Sequence[int], params: SamplingParams, seed: int, plain: Sequence[int], other: Sequence[int]
+) -> Difference | None:
+    """None when the outputs are equal; otherwise where they part, and whether rounding explains it."""
+    if list(plain) == list(other):
+        return None
+    shorter = min(len(plain), len(other))
+    position = next((i for i in range(shorter) if plain[i] != other[i]), shorter)
+    if position == shorter:  # one is the beginning of the other: no rounding ends a text
+        tokens = tuple(out[position] if position < len(out) else None for out in (plain, other))
+        return Difference(position, (tokens[0], tokens[1]), float("inf"), 0.0, "bug")
+    pair = (plain[position], other[position])
+    logits, noise = _logits_and_noise(model, [*prompt, *plain[:position]])
+    margin, bound = _margin(logits, pair, params, seed, position), FACTOR * noise
+    if params.temperature > 0.0:
+        bound /= params.temperature
+        margin = min(margin, _distance_to_filter(logits, pair, params))
+    return Difference(position, pair, margin, bound, "tie" if margin <= bound else "bug")
+
+
+@torch.inference_mode()
+def _logits_and_noise(model: Any, context: Sequence[int]) -> tuple[Tensor, float]:
+    """Plain logits after the context [vocab], and how far they move when the pass has other shapes."""
+    last = len(context) - 1
+
+    def plain(ids: Sequence[int], copies: int = 1) -> Tensor:
+        batch = torch.tensor([list(ids)] * copies, device=model.device)
+        logits: Tensor = model(input_ids=batch, use_cache=False).logits[0, last].float()
+        return logits
+
+    logits = plain(context)
+    others = [plain([*context, *context[:extra]]) for extra in (1, 9)] + [plain(context, copies=2)]
+    return logits, max(float((other - logits).abs().max()) for other in others)
+
+
+def _margin(logits: Tensor, pair: tuple[int, int], params: SamplingParams, seed: int, position: int) -> float:
+    tokens = torch.tensor([pair], device=logits.device)
+    scores = logits[tokens].double()
+    if params.temperature > 0.0:
+        keys = race_keys([(seed, position)], logits.device)
+        scores = scores / params.temperature - arrivals(keys, tokens).log()
+    return float((scores[0, 0] - scores[0, 1]).abs())
+
+
+def _distance_to_filter(logits: Tensor, pair: tuple[int, int], params: SamplingParams) -> float:
+    """How close the nearer of the two tokens is to being removed, or kept, by top-k or top-p."""
+    kept = warp(logits[None], params.temperature, params.top_k, params.top_p)[0]
+    if not bool(kept.isinf().any()):
+        return float("inf")
+    edge = kept[~kept.isinf()].min()
+    return min(float((logits[token] / params.temperature - edge).abs()) for token in pair)
