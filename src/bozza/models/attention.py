@@ -1,7 +1,11 @@
 """Attention of one ragged pass: rows of different requests, lengths and shapes, against one key/value store.
 
 A model runs over all tokens of a pass as one sequence; only attention knows that they belong to different requests.
-Rows that bring few tokens (decoding, verification) are padded into one call; prompt chunks get a call each.
+
+Each token attends over a length that its own place decides (`padded_length`), never over one that its neighbours
+need, and no tile has fewer than `LEAST` query rows. The fused CPU kernels then give a token the same bits whether it
+is decoded alone, verified in a block or batched with others; where the linears do so too (bfloat16 here), whole
+outputs are bit-identical.
 """
 
 from __future__ import annotations
@@ -18,11 +22,13 @@ from torch.nn import functional
 from transformers import AttentionInterface
 
 from bozza.errors import UnsupportedModel
-from bozza.models.kvstore import KVStore
+from bozza.models.kvstore import KVStore, padded_length
 
 IMPLEMENTATION = "bozza_ragged"
-SHORT = 32  # rows of at most this many tokens share one padded call
-WASTE = 2.0  # a padded call may do at most this many times the work of separate ones
+SHORT = 32  # segments of at most this many tokens share one padded call
+TILE = 32  # query rows that the fused CPU kernel takes at a time
+LEAST = 4  # query rows of its last tile; below, matrix products take another path with other rounding
+WASTE = 4.0  # a padded call may compute at most this many times the rows that it is for
 REFUSED = ("position_bias", "indices", "block_indices")  # arguments that change attention in ways not written here
 
 
@@ -64,90 +70,106 @@ class Span:
         return seen
 
 
-class Group:
-    """Spans that share one attention call, padded to the slots [slots.start, slots.stop) x `count` new tokens."""
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The tokens [low, high) of a span, all of which attend over the same padded length."""
 
-    def __init__(self, spans: Sequence[Span], device: torch.device) -> None:
-        self.spans = sorted(spans, key=lambda span: span.slot)
-        self.slots = slice(self.spans[0].slot, self.spans[-1].slot + 1)
+    span: Span
+    low: int
+    high: int
+
+    @property
+    def count(self) -> int:
+        return self.high - self.low
+
+    @property
+    def tokens(self) -> range:
+        """Places in the pass."""
+        return range(self.span.first + self.low, self.span.first + self.high)
+
+
+class Group:
+    """Segments that share one attention call over `length` keys, padded to `width` slots x `count` new tokens."""
+
+    def __init__(self, segments: Sequence[Segment], length: int, device: torch.device) -> None:
+        slots = [segment.span.slot for segment in segments]
+        self.segments = segments
+        self.length = length
+        self.slots = slice(min(slots), max(slots) + 1)
         self.width = self.slots.stop - self.slots.start
-        self.count = max(span.count for span in spans)
-        self.length = max(span.end for span in spans)
+        self.count = max(segment.count for segment in segments)
         self._device = device
-        self._masks: dict[tuple[Any, ...], Tensor | None] = {}
+        self._masks: dict[tuple[Any, ...], Tensor] = {}
         self.alone = self.width == 1
         if not self.alone:
             gather = torch.zeros(self.width, self.count, dtype=torch.int64)
             places: list[int] = []
-            tokens: list[int] = []
-            for span in self.spans:
-                line = span.slot - self.slots.start
-                gather[line, : span.count] = torch.arange(span.first, span.first + span.count)
-                places += range(line * self.count, line * self.count + span.count)
-                tokens += range(span.first, span.first + span.count)
+            for segment in segments:
+                line = segment.span.slot - self.slots.start
+                gather[line, : segment.count] = torch.tensor(segment.tokens)
+                places += range(line * self.count, line * self.count + segment.count)
             self.gather = gather.flatten().to(device)  # padded place -> token of the pass (any token where padding)
             self.places = torch.tensor(places, device=device)  # of each real token
-            self.tokens = torch.tensor(tokens, device=device)
+            self.tokens = torch.tensor([token for segment in segments for token in segment.tokens], device=device)
 
-    @property
-    def causal_from_zero(self) -> bool:
-        """One prompt chunk at the very beginning: plain causal attention, no mask needed."""
-        return self.alone and self.spans[0].start == 0 and not self.spans[0].is_tree
-
-    def mask(self, window: int | None, dtype: torch.dtype, repeat: int) -> Tensor | None:
-        """Additive mask [width, 1, repeat * count, length], or None when every token sees everything."""
+    def mask(self, window: int | None, dtype: torch.dtype, repeat: int, rows: int) -> Tensor:
+        """Additive mask [width, 1, rows, length]: `repeat` times the group's queries, then rows that see everything."""
         if window is not None and window >= self.length:
             window = None
-        key = (window, dtype, repeat)
+        key = (window, dtype, repeat, rows)
         if key not in self._masks:
-            self._masks[key] = self._build(window, dtype, repeat)
+            self._masks[key] = self._build(*key)
         return self._masks[key]
 
-    def _build(self, window: int | None, dtype: torch.dtype, repeat: int) -> Tensor | None:
-        if window is None and self.count == 1 and all(span.end == self.length for span in self.spans):
-            return None
-        starts = torch.zeros(self.width, 1, 1, dtype=torch.int64)
-        for span in self.spans:
-            starts[span.slot - self.slots.start] = span.start
-        held = torch.arange(self.length)
-        seen = held <= starts + torch.arange(self.count)[:, None]
-        for span in self.spans:
+    def _build(self, window: int | None, dtype: torch.dtype, repeat: int, rows: int) -> Tensor:
+        place = torch.zeros(self.width, self.count, 1, dtype=torch.int64)
+        for segment in self.segments:
+            first = segment.span.start + segment.low
+            place[segment.span.slot - self.slots.start, :, 0] = torch.arange(first, first + self.count)
+        seen = torch.arange(self.length) <= place
+        for segment in self.segments:
+            span = segment.span
             if span.is_tree:
-                seen[span.slot - self.slots.start, : span.count, span.start : span.end] = span.ancestors()
+                own = span.ancestors()[segment.low : segment.high, : self.length - span.start]
+                line = span.slot - self.slots.start
+                seen[line, : segment.count, span.start : span.start + own.shape[1]] = own
         if window is not None:
-            seen &= self._within(window, starts)
-        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)
-        return mask.repeat(1, repeat, 1)[:, None].to(self._device)
+            seen &= self._within(window, place[:, :, 0])
+        mask = torch.zeros(self.width, 1, rows, self.length, dtype=dtype)
+        mask[:, 0, : repeat * self.count].masked_fill_(~seen.repeat(1, repeat, 1), -torch.inf)
+        return mask.to(self._device)
 
-    def _within(self, window: int, starts: Tensor) -> Tensor:
+    def _within(self, window: int, query: Tensor) -> Tensor:
         """bool [width, count, length]: keys less than `window` positions behind the query."""
         key = torch.arange(self.length).repeat(self.width, 1)
-        query = (starts + torch.arange(self.count)[:, None])[:, :, 0]
-        for span in self.spans:
-            line, positions = span.slot - self.slots.start, torch.tensor(span.positions)
-            key[line, span.start : span.end] = positions
-            query[line, : span.count] = positions
+        for segment in self.segments:
+            span, line = segment.span, segment.span.slot - self.slots.start
+            positions = torch.tensor(span.positions)
+            key[line, span.start : span.end] = positions[: self.length - span.start]
+            query[line, : segment.count] = positions[segment.low : segment.high]
         return key[:, None] > query[:, :, None] - window
 
 
 class Pass:
-    """One forward pass as attention sees it."""
+    """One forward pass as attention sees it. Tokens beyond those of the spans are padding: not stored, not attended."""
 
     def __init__(self, store: KVStore, spans: Sequence[Span], device: torch.device) -> None:
         self._store = store
         index = [store.flat_index(span.slot) + span.start + i for span in spans for i in range(span.count)]
         self._index = torch.tensor(index, device=device)
-        self._groups = [Group(members, device) for members in _grouped(spans)]
+        self._groups = [Group(segments, length, device) for length, segments in _grouped(spans)]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: _How) -> Tensor:
         """Store this pass's keys and values, and attend; query [heads, tokens, size], result [tokens, heads, size]."""
-        self._store.write(layer, self._index, key.transpose(0, 1), value.transpose(0, 1))
-        out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
+        key, value = key.transpose(0, 1), value.transpose(0, 1)
+        self._store.write(layer, self._index, key[: len(self._index)], value[: len(self._index)])
+        out = value.new_zeros(query.shape[1], query.shape[0], value.shape[2])  # zeros: padding gets no attention
         for group in self._groups:
             keys, values = self._store.read(layer, group.slots, group.length)
             if group.alone:
-                tokens = slice(group.spans[0].first, group.spans[0].first + group.count)
-                out[tokens] = _attend(query[None, :, tokens], keys, values, group, how)[0].transpose(0, 1)
+                tokens = group.segments[0].tokens
+                place = slice(tokens.start, tokens.stop)
+                out[place] = _attend(query[None, :, place], keys, values, group, how)[0].transpose(0, 1)
             else:
                 lines = query.transpose(0, 1)[group.gather].view(group.width, group.count, *query.shape[::2])
                 result = _attend(lines.transpose(1, 2), keys, values, group, how).transpose(1, 2).flatten(0, 1)
@@ -164,55 +186,72 @@ class _How:
     softcap: float | None
     sinks: Tensor | None
 
+    @property
+    def plain(self) -> bool:
+        """True when the fused kernel cannot do it."""
+        return self.softcap is not None or self.sinks is not None
 
-def _grouped(spans: Sequence[Span]) -> Iterator[list[Span]]:
-    short = [span for span in spans if span.count <= SHORT]
-    yield from ([span] for span in spans if span.count > SHORT)
-    if not short:
-        return
-    slots = [span.slot for span in short]
-    padded = (max(slots) - min(slots) + 1) * max(s.count for s in short) * max(s.end for s in short)
-    if padded <= WASTE * sum(span.count * span.end for span in short):
-        yield short
-    else:
-        yield from ([span] for span in short)
+
+def _grouped(spans: Sequence[Span]) -> Iterator[tuple[int, list[Segment]]]:
+    """Padded lengths and the segments of each attention call."""
+    short: dict[int, list[Segment]] = {}
+    for span in spans:
+        for length, segment in _segments(span):
+            if segment.count > SHORT:
+                yield length, [segment]
+            else:
+                short.setdefault(length, []).append(segment)
+    for length, segments in short.items():
+        slots = [segment.span.slot for segment in segments]
+        padded = (max(slots) - min(slots) + 1) * max(segment.count for segment in segments)
+        if padded <= WASTE * sum(segment.count for segment in segments):
+            yield length, segments
+        else:
+            yield from ((length, [segment]) for segment in segments)
+
+
+def _segments(span: Span) -> Iterator[tuple[int, Segment]]:
+    low = 0
+    while low < span.count:
+        length = padded_length(span.start + low + 1)
+        high = min(length - span.start, span.count)
+        yield length, Segment(span, low, high)
+        low = high
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, group: Group, how: _How) -> Tensor:
     """Query [width, heads, count, size], key and value [width, kv heads, length, size]; the result is like query."""
     width, heads, count, size = query.shape
-    share = heads // key.shape[1]  # query heads per key/value head
-    if how.softcap is not None or how.sinks is not None:
-        return _attend_plainly(query, key, value, group.mask(how.window, torch.float32, 1), how)
-    if group.causal_from_zero and count > 1 and (how.window is None or how.window >= count):
-        return functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=how.scale, enable_gqa=share > 1
-        )
-    if count > SHORT or share == 1:
-        mask = group.mask(how.window, query.dtype, 1)
-        return functional.scaled_dot_product_attention(query, key, value, mask, scale=how.scale, enable_gqa=share > 1)
-    # Heads that share keys become more query rows of one head: each key is read once.
+    # Heads that share keys become more query rows of one head, so that each key is read once.
+    share = heads // key.shape[1]
+    rows = share * count
+    rows += max(LEAST - rows % TILE, 0) if rows % TILE else 0
+    mask = group.mask(how.window, torch.float32 if how.plain else query.dtype, share, rows)
     folded = query.reshape(width, key.shape[1], share * count, size)
-    mask = group.mask(how.window, query.dtype, share)
-    out = functional.scaled_dot_product_attention(folded, key, value, mask, scale=how.scale)
-    return out.view(width, heads, count, -1)
+    if rows > share * count:
+        folded = functional.pad(folded, (0, 0, 0, rows - share * count))
+    if how.plain:
+        out = _attend_plainly(folded, key, value, mask, how, count)
+    else:
+        out = functional.scaled_dot_product_attention(folded, key, value, mask, scale=how.scale)
+    return out[:, :, : share * count].reshape(width, heads, count, -1)
 
 
-def _attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: _How) -> Tensor:
+def _attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, how: _How, count: int) -> Tensor:
     """Attention written out in float32, for what the fused kernel lacks: capped scores and attention sinks."""
-    share = query.shape[1] // key.shape[1]
-    key, value = (tensor.float().repeat_interleave(share, dim=1) for tensor in (key, value))
-    scores = query.float() @ key.transpose(2, 3) * (how.scale if how.scale is not None else query.shape[3] ** -0.5)
+    scale = how.scale if how.scale is not None else query.shape[3] ** -0.5
+    scores = query.float() @ key.float().transpose(2, 3) * scale
     if how.softcap is not None:
         scores = torch.tanh(scores / how.softcap) * how.softcap
-    if mask is not None:
-        scores = scores + mask
+    scores = scores + mask
     if how.sinks is None:
         weights = scores.softmax(dim=3)
     else:
-        sinks = how.sinks.float().view(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)
+        width, kv_heads, rows, _ = scores.shape
+        sinks = how.sinks.float().repeat_interleave(count).view(1, kv_heads, -1, 1)
+        sinks = functional.pad(sinks, (0, 0, 0, rows - sinks.shape[2])).expand(width, -1, -1, -1)
         weights = torch.cat([scores, sinks], dim=3).softmax(dim=3)[..., :-1]
-    return (weights @ value).to(query.dtype)
+    return (weights @ value.float()).to(query.dtype)
 
 
 _current: ContextVar[Pass] = ContextVar("bozza_pass")
