@@ -33,16 +33,15 @@ def stats_line(stats: RequestStats) -> str:
 
 
 def bench_card(rows: list[dict[str, Any]]) -> Table:
-    """The rows of a benchmark document as a table."""
+    """The rows of a benchmark document as a table that fits a terminal of 80 columns."""
     table = Table(box=box.SIMPLE_HEAD, header_style="bold")
     for heading in ("workload", "policy"):
         table.add_column(heading)
-    for heading in ("tokens/s", "ratio", "per pass", "drafted share", "draft", "verify", "sample", "other"):
-        table.add_column(heading, justify="right")
-    table.add_column("identical")
+    for heading in ("tokens/s", "ratio", "per pass"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("guessed", "identical"):
+        table.add_column(heading)
     for row in rows:
-        stages = row["seconds_by_stage"]
-        total = sum(stages.values())
         table.add_row(
             row["workload"],
             row["policy"],
@@ -50,11 +49,16 @@ def bench_card(rows: list[dict[str, Any]]) -> Table:
             f"{row['ratio_to_off']:.2f}",
             f"{row['committed_per_pass']:.2f}",
             drafted_share(row),
-            *(f"{stages[stage] / total:.0%}" for stage in ("draft", "verify", "sample", "other")),
             identity(row),
             end_section=row["policy"] != "off",
         )
     return table
+
+
+def stage_shares(row: dict[str, Any]) -> str:
+    """Where the time went."""
+    total = sum(row["seconds_by_stage"].values())
+    return " · ".join(f"{stage} {seconds / total:.1%}" for stage, seconds in row["seconds_by_stage"].items())
 
 
 def drafted_share(row: dict[str, Any]) -> str:
@@ -68,9 +72,9 @@ def identity(row: dict[str, Any]) -> str:
         return "-"
     verdicts = [difference["verdict"] for difference in row["differences"]]
     if "bug" in verdicts:
-        return f"[red]NO: {verdicts.count('bug')} beyond rounding[/red]"
+        return f"[red]NO, {verdicts.count('bug')} beyond rounding[/red]"
     if verdicts:
-        return f"[yellow]near-ties: {len(verdicts)}[/yellow]"
+        return f"[yellow]{len(verdicts)} near-tie(s)[/yellow]"
     return "[green]yes[/green]"
 
 
@@ -82,3 +86,4 @@ def print_bench(document: dict[str, Any]) -> None:
         f"batch {facts['batch']} · {facts['params']['max_tokens']} tokens each"
     )
     out.print(bench_card(document["rows"]))
+    out.print(f"time ({document['rows'][-1]['policy']}): {stage_shares(document['rows'][-1])}")

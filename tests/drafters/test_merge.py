@@ -1,0 +1,49 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bozza.core import Draft
+from bozza.drafters.merge import merge
+
+
+@st.composite
+def trees(draw, drafter):
+    size = draw(st.integers(0, 6))
+    parents = tuple(draw(st.integers(-1, node - 1)) for node in range(size))
+    return Draft(tuple(draw(st.integers(0, 2)) for _ in range(size)), parents, (drafter,) * size)
+
+
+def paths(draft):
+    found = []
+    for token, parent in zip(draft.tokens, draft.parents, strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return found
+
+
+@given(trees("a"), trees("b"), trees("c"))
+def test_union_of_paths_each_once(a, b, c):
+    merged = merge([a, b, c], 100)
+    kept = paths(merged)
+    if sum(len(draft) > 0 for draft in (a, b, c)) > 1:
+        assert len(set(kept)) == len(kept)
+    assert set(kept) == {*paths(a), *paths(b), *paths(c)}
+    assert all(parent < node for node, parent in enumerate(merged.parents))
+
+
+@given(trees("a"), trees("b"), st.integers(0, 8))
+def test_the_earlier_drafter_keeps_its_nodes_and_its_credit(a, b, nodes):
+    merged = merge([a, b], nodes)
+    assert len(merged) <= nodes
+    mine = [path for path, drafter in zip(paths(merged), merged.drafters, strict=True) if drafter == "a"]
+    assert set(mine) == set(paths(a)[: len(mine)]) or set(mine) <= set(paths(a))
+    assert not {path for path, d in zip(paths(merged), merged.drafters, strict=True) if d == "b"} & set(mine)
+
+
+def test_shared_prefix_becomes_one_branch():
+    merged = merge([Draft.chain([1, 2, 3], "a"), Draft.chain([1, 2, 9, 8], "b")], 10)
+    assert merged.tokens == (1, 2, 3, 9, 8)
+    assert merged.parents == (-1, 0, 1, 1, 3)
+    assert merged.drafters == ("a", "a", "a", "b", "b")
+
+
+def test_nothing_merges_to_nothing():
+    assert len(merge([Draft(), Draft()], 4)) == 0

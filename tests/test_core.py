@@ -1,0 +1,48 @@
+import pytest
+
+from bozza.core import Draft, RequestStats, SamplingParams
+from bozza.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"max_tokens": 0},
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_p": 0.0},
+        {"top_p": 1.01},
+        {"top_k": -1},
+    ],
+)
+def test_out_of_range_parameters_are_refused_in_one_line(bad):
+    with pytest.raises(ConfigError) as caught:
+        SamplingParams(**bad)
+    assert next(iter(bad)) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_parameters_are_refused():
+    with pytest.raises(TypeError):
+        SamplingParams(max_token=3)
+
+
+def test_a_chain_is_a_tree_without_siblings():
+    chain = Draft.chain([4, 5, 6], "x")
+    assert chain.parents == (-1, 0, 1)
+    assert chain.is_chain
+    assert chain.depths() == [1, 2, 3]
+    assert not Draft((1, 2), (-1, -1), ("x", "x")).is_chain
+
+
+def test_the_head_of_a_tree_is_a_tree():
+    tree = Draft((1, 2, 3, 4), (-1, -1, 0, 2), ("a", "a", "b", "b"))
+    assert tree.depths() == [1, 1, 2, 3]
+    assert tree.head(3) == Draft((1, 2, 3), (-1, -1, 0), ("a", "a", "b"))
+    assert tree.head(9) is tree
+    assert len(tree.head(0)) == 0
+
+
+def test_committed_per_pass_of_nothing_is_zero():
+    assert RequestStats().committed_per_pass == 0.0
