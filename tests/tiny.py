@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -80,9 +79,10 @@ def tiny(architecture: str = "llama", seed: int = 0, dtype: torch.dtype = torch.
 
 def shallower(model: Any, layers: int) -> Any:
     """The same model without its last layers: a drafter that is often, but not always, right."""
-    config = copy.deepcopy(model.config)
-    config.num_hidden_layers = layers
-    smaller = type(model)(config).eval().to(model.dtype)
+    options = model.config.to_dict() | {"num_hidden_layers": layers}
+    if options.get("layer_types"):
+        options["layer_types"] = options["layer_types"][:layers]
+    smaller = type(model)(type(model.config)(**options)).eval().to(model.dtype)
     smaller.load_state_dict(model.state_dict(), strict=False)
     return smaller
 

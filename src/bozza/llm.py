@@ -95,7 +95,9 @@ class LLM:
         }
         self._set_policy(specs, policy)
 
-    def with_policy(self, policy: str, draft: Sequence[str] | None = None) -> LLM:
+    def with_policy(
+        self, policy: str, draft: Sequence[str] | None = None, *, max_batch: int | None = None
+    ) -> LLM:
         """Another LLM over the same loaded models. Draft models must be among those of this one.
 
         Raises:
@@ -106,6 +108,7 @@ class LLM:
             raise ConfigError(f"draft model {missing[0]} is not loaded: name it when the LLM is made")
         twin = object.__new__(LLM)
         twin.__dict__.update(self.__dict__)
+        twin._max_batch = self._max_batch if max_batch is None else max_batch
         twin._set_policy(specs, policy)
         return twin
 

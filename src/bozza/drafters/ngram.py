@@ -72,7 +72,7 @@ class NgramDrafter:
         ConfigError: the sizes are out of range.
     """
 
-    def __init__(self, min_n: int = 2, max_n: int = 6, name: str = "ngram") -> None:
+    def __init__(self, min_n: int = 1, max_n: int = 8, name: str = "ngram") -> None:
         if not 1 <= min_n <= max_n <= 64:
             raise ConfigError(f"ngram: min={min_n}, max={max_n}: use 1 <= min <= max <= 64")
         self.name = name

@@ -1,0 +1,211 @@
+"""The promise: the output is what the model alone would have produced, whatever drafts, batches and arrivals there were.
+
+Greedy fp32 is compared with transformers' own `generate`, sampling with plain decoding under the same seed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from tiny import shallower, tiny, token_prompts
+
+from bozza import LLM, SamplingParams
+from bozza.core import Request
+
+PROMPTS = token_prompts(22)
+DRAFTS = {
+    "off": None,
+    "ngram": ["ngram"],
+    "model": ["model:{shallow}"],
+    "both": ["ngram:k=5", "model:{shallow}"],
+    "stranger": ["model:{stranger},k=3", "ngram:min=2,max=3,k=2"],
+}
+
+
+def make(model: Any, folders: Any, name: str, **options: Any) -> LLM:
+    draft = DRAFTS[name]
+    if draft is None:
+        return LLM(model, policy="off", **options)
+    return LLM(model, draft=[text.format_map(folders) for text in draft], **options)
+
+
+def reference(model: Any, prompt: Sequence[int], max_tokens: int) -> list[int]:
+    """What transformers generates by itself."""
+    with torch.inference_mode():
+        out = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    ids: list[int] = out[0, len(prompt) :].tolist()
+    return ids
+
+
+def with_arrivals(llm: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Request]:
+    """Requests that join a few at a time, while others run."""
+    rng = random.Random(0)
+    waiting, requests = list(zip(prompts, params, strict=True)), []
+    while waiting or not all(request.finished for request in requests):
+        for prompt, chosen in waiting[: rng.randint(0, 5)]:
+            requests.append(llm.engine.add(prompt, chosen, chosen.seed or 0))
+        waiting = waiting[len(requests) + len(waiting) - len(prompts) :]
+        if not llm.engine.idle:
+            llm.engine.step()
+    return requests
+
+
+def decode(llm: LLM, batch: str, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
+    if batch == "arrivals":
+        return [request.output for request in with_arrivals(llm, prompts, params)]
+    if batch == "1":
+        return [llm.generate([p], q)[0].token_ids for p, q in zip(prompts, params, strict=True)]
+    return [output.token_ids for output in llm.generate(prompts, params)]
+
+
+@pytest.fixture(scope="module")
+def greedy(target: Any) -> list[list[int]]:
+    return [reference(target, prompt, 40) for prompt in PROMPTS]
+
+
+def test_the_prompts_are_worth_testing(greedy):
+    """Otherwise the tests below could pass for the wrong reason."""
+    assert sum(ids[-1] == 2 for ids in greedy) >= 1  # some end early
+    assert sum(len(ids) == 40 for ids in greedy) >= 10
+    assert len({tuple(ids[:5]) for ids in greedy}) >= 15
+
+
+@pytest.mark.parametrize("batch", ["1", "8", "arrivals"])
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_greedy_equals_generate(target, folders, greedy, draft, batch):
+    llm = make(target, folders, draft, max_batch=32 if batch == "arrivals" else int(batch), token_budget=64)
+    params = [SamplingParams(max_tokens=40)] * len(PROMPTS)
+    assert decode(llm, batch, PROMPTS, params) == greedy
+
+
+@pytest.mark.parametrize("architecture", ["gemma2", "gpt_oss", "mistral", "deepseek_v3", "gpt2"])
+def test_greedy_equals_generate_on_other_architectures(architecture, tmp_path):
+    model = tiny(architecture)
+    shallower(model, 2).save_pretrained(tmp_path / "shallow")
+    llm = LLM(model, draft=["ngram", f"model:{tmp_path / 'shallow'}"], max_batch=8)
+    outputs = llm.generate(PROMPTS[:10], SamplingParams(max_tokens=24))
+    assert [out.token_ids for out in outputs] == [reference(model, prompt, 24) for prompt in PROMPTS[:10]]
+
+
+@pytest.mark.parametrize("draft", ["ngram", "both"])
+@pytest.mark.parametrize("max_tokens", range(1, 11))
+def test_report_1_every_limit_up_to_a_block_and_beyond(target, folders, greedy, draft, max_tokens):
+    llm = make(target, folders, draft)
+    outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=max_tokens))
+    assert [out.token_ids for out in outputs] == [ids[:max_tokens] for ids in greedy]
+    for out, ids in zip(outputs, greedy, strict=True):
+        assert out.finish_reason == ("stop" if ids[:max_tokens][-1] == 2 else "length")
+        assert out.stats.committed == len(out.token_ids)
+
+
+@pytest.mark.parametrize("draft", ["off", "ngram", "both"])
+def test_report_2_an_end_token_inside_an_accepted_block(target, folders, greedy, draft):
+    """Every token of a repetitive output becomes the end token once."""
+    llm = make(target, folders, draft)
+    prompt, ids = max(zip(PROMPTS, greedy, strict=True), key=lambda pair: len(pair[1]) - len(set(pair[1])))
+    for end in set(ids):
+        out = llm.generate([prompt], SamplingParams(max_tokens=40, stop_token_ids=(end,)))[0]
+        assert out.token_ids == ids[: ids.index(end) + 1]
+        assert out.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("draft", ["off", "ngram", "model", "both"])
+def test_report_17_20_the_context_is_filled_to_the_last_position(folders, draft):
+    model = tiny("llama", max_position_embeddings=64)
+    prompts = [[7, 8] * 10, [9] * 61, [9] * 62, [9] * 63, [5]]
+    outputs = make(model, folders, draft).generate(prompts, SamplingParams(max_tokens=500, ignore_eos=True))
+    for prompt, out in zip(prompts, outputs, strict=True):
+        assert len(prompt) + len(out.token_ids) == 64
+        assert out.finish_reason == "length"
+    plain = make(model, folders, "off").generate(prompts, SamplingParams(max_tokens=500, ignore_eos=True))
+    assert [out.token_ids for out in outputs] == [out.token_ids for out in plain]
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "seed": 3}])
+@pytest.mark.parametrize("k", [1, 4, 9])
+def test_report_35_a_model_drafting_for_itself_is_always_right(target, folders, params, k):
+    llm = LLM(target, draft=[f"model:{folders['target']},k={k}"], max_batch=8)
+    for out in llm.generate(PROMPTS[:8], SamplingParams(max_tokens=37, ignore_eos=True, **params)):
+        assert out.stats.accepted == out.stats.drafted
+        first = k + 1 if len(out.prompt_token_ids) == 1 else 1  # a longer prompt is read by a pass of its own
+        assert out.stats.passes == 1 + -(-(37 - first) // (k + 1))
+
+
+SAMPLED = [
+    SamplingParams(max_tokens=30, temperature=t, top_p=p, top_k=k, seed=seed)
+    for seed, (t, p, k) in enumerate(
+        itertools.islice(itertools.cycle(itertools.product((0.7, 1.5), (1.0, 0.8), (0, 20))), len(PROMPTS))
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def sampled(target: Any) -> list[list[int]]:
+    return decode(LLM(target, policy="off"), "1", PROMPTS, SAMPLED)
+
+
+@pytest.mark.parametrize("batch", ["1", "8", "arrivals"])
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_report_61_63_one_seed_one_text(target, folders, sampled, draft, batch):
+    llm = make(target, folders, draft, max_batch=32 if batch == "arrivals" else int(batch), token_budget=64)
+    assert decode(llm, batch, PROMPTS, SAMPLED) == sampled
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 7, 16])
+def test_the_number_of_drafted_tokens_changes_nothing(target, folders, sampled, k):
+    llm = LLM(target, draft=[f"ngram:k={k}", f"model:{folders['shallow']},k={k}"])
+    assert decode(llm, "8", PROMPTS, SAMPLED) == sampled
+
+
+def test_the_noise_shared_with_a_model_drafter_raises_agreement(target, folders):
+    """Coupling is the point: independent draws of the same two models agree less."""
+    llm = make(target, folders, "model")
+    params = [SamplingParams(max_tokens=60, temperature=1.0, seed=i, ignore_eos=True) for i in range(8)]
+    coupled = sum(out.stats.accepted["model"] for out in llm.generate(PROMPTS[:8], params))
+    drafter = llm.engine._drafters["model"]
+    draft = drafter.draft
+
+    def independent(requests, budgets):
+        for request in requests:
+            request.seed += 1000
+        drafts = draft(requests, budgets)
+        for request in requests:
+            request.seed -= 1000
+        return drafts
+
+    drafter.draft = independent
+    outputs = llm.generate(PROMPTS[:8], params)
+    assert sum(out.stats.accepted["model"] for out in outputs) < 0.8 * coupled
+    assert [out.token_ids for out in outputs] == decode(make(target, folders, "off"), "1", PROMPTS[:8], params)
+
+
+def test_report_62_unseeded_requests_differ_and_seeded_ones_do_not(target):
+    llm = LLM(target, policy="off")
+    free = SamplingParams(max_tokens=20, temperature=1.0)
+    outputs = [llm.generate([[5, 6, 7]], free)[0].token_ids for _ in range(8)]
+    assert len({tuple(ids) for ids in outputs}) == 8
+    fixed = SamplingParams(max_tokens=20, temperature=1.0, seed=4)
+    assert len({tuple(out.token_ids) for out in llm.generate([[5, 6, 7]] * 4, fixed)}) == 1
+
+
+def test_negative_control_a_store_that_keeps_the_wrong_branch_is_noticed(target, folders, greedy, monkeypatch):
+    llm = make(target, folders, "both")
+    keep = llm.runner.store.keep
+    monkeypatch.setattr(llm.runner.store, "keep", lambda slot, base, kept: keep(slot, base, range(len(kept))))
+    params = SamplingParams(max_tokens=40)
+    try:
+        changed = [out.token_ids for out in llm.generate(PROMPTS, params)]
+    except RuntimeError:
+        return
+    assert changed != greedy
