@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import shallower, tiny
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.decoders import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from bozza.models import catalog
+from tiny import shallower, tiny
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +24,7 @@ def target() -> Any:
 @pytest.fixture(scope="session")
 def byte_tokenizer() -> Any:
     """One token per byte, so that characters of several bytes are split over tokens; ids 0-2 are special."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:208]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda char: (0x7F < ord(char) < 0x100, char))[:208]
     vocab = {"<pad>": 0, "<s>": 1, "</s>": 2} | {char: i + 3 for i, char in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -53,8 +52,7 @@ def smollm2() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _no_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests never reach a model hub."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     torch.manual_seed(0)
-    yield

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_identity import reference, with_arrivals
 
 from bozza import LLM, SamplingParams
+from test_identity import reference, with_arrivals
 from tiny import shallower
 
 TEXTS = [
@@ -21,7 +21,7 @@ TEXTS = [
     "Dear Sir or Madam,\n\nI am writing to", "The cat sat on the mat. The dog sat on the", "x = 1\ny = 2\nz = 3\n",
     "Monday, Tuesday, Wednesday,", "Roses are red,",
 ]  # fmt: skip
-MAX_TOKENS = 24
+MAX_TOKENS = 20
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def expected(fp32: LLM, prompts: list[list[int]]) -> list[list[int]]:
 def drafting(fp32: LLM, tmp_path_factory: pytest.TempPathFactory) -> LLM:
     """The same target with a draft model: its own first layers."""
     folder = tmp_path_factory.mktemp("draft") / "shallow"
-    shallower(fp32._loaded.model, 24).save_pretrained(folder)
+    shallower(fp32._loaded.model, 12).save_pretrained(folder)
     return LLM(fp32._loaded.model, tokenizer=fp32.tokenizer, draft=["ngram", f"model:{folder}"])
 
 
@@ -105,7 +105,5 @@ def test_transformers_can_load_the_folder_again(bf16):
 
 
 def test_drafting_on_real_text_saves_passes(bf16):
-    out = bf16.generate(["def f(a):\n    return a\n\n\ndef f(a):\n"], SamplingParams(max_tokens=40, ignore_eos=True))[0]
-    assert out.stats.committed_per_pass > 1.5
-
-
+    out = bf16.generate(["ha " * 30], SamplingParams(max_tokens=40, ignore_eos=True))[0]
+    assert out.stats.committed_per_pass > 2.0

@@ -1,4 +1,4 @@
-"""The promise: the output is what the model alone would have produced, whatever drafts, batches and arrivals there were.
+"""The promise: the output is what the model alone would have produced, whatever drafts and batches there were.
 
 Greedy fp32 is compared with transformers' own `generate`, sampling with plain decoding under the same seed.
 """
@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import shallower, tiny, token_prompts
 
 from bozza import LLM, SamplingParams
 from bozza.core import Request
+from tiny import shallower, tiny, token_prompts
 
 PROMPTS = token_prompts(22)
 DRAFTS = {

@@ -58,7 +58,10 @@ def first_difference(
 
 @torch.inference_mode()
 def _logits_and_noise(model: Any, context: Sequence[int]) -> tuple[Tensor, float]:
-    """Plain logits after the context [vocab], and how far they move when the pass has other shapes."""
+    """Plain logits after the context [vocab], and how far rounding moves them.
+
+    That is what other shapes of a plain pass change, and at least one rounding step of the largest logit.
+    """
     last = len(context) - 1
 
     def plain(ids: Sequence[int], copies: int = 1) -> Tensor:
@@ -68,7 +71,8 @@ def _logits_and_noise(model: Any, context: Sequence[int]) -> tuple[Tensor, float
 
     logits = plain(context)
     others = [plain([*context, *context[:extra]]) for extra in (1, 9)] + [plain(context, copies=2)]
-    return logits, max(float((other - logits).abs().max()) for other in others)
+    step = float(logits.abs().max()) * torch.finfo(model.dtype).eps
+    return logits, max(step, *(float((other - logits).abs().max()) for other in others))
 
 
 def _margin(logits: Tensor, pair: tuple[int, int], params: SamplingParams, seed: int, position: int) -> float:

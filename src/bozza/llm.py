@@ -95,9 +95,7 @@ class LLM:
         }
         self._set_policy(specs, policy)
 
-    def with_policy(
-        self, policy: str, draft: Sequence[str] | None = None, *, max_batch: int | None = None
-    ) -> LLM:
+    def with_policy(self, policy: str, draft: Sequence[str] | None = None, *, max_batch: int | None = None) -> LLM:
         """Another LLM over the same loaded models. Draft models must be among those of this one.
 
         Raises:

@@ -1,11 +1,11 @@
 import pytest
 import torch
-from tiny import VOCAB, shallower, tiny
-from toy import ToyModel, cycle
 
 from bozza.core import Request, SamplingParams
 from bozza.drafters.model import CHUNK, ModelDrafter
 from bozza.models.probe import load_runner
+from tiny import VOCAB, shallower, tiny
+from toy import ToyModel, cycle
 
 
 def request(tokens, id_=0, **params):

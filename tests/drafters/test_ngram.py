@@ -49,8 +49,10 @@ def test_entries_per_token_are_bounded():
 
 def test_no_match_is_no_draft_and_requests_do_not_mix():
     drafter = NgramDrafter(min_n=2)
-    requests = [Request(i, list(prompt), len(prompt), SamplingParams(), 0, frozenset(), 99)
-                for i, prompt in enumerate([[1, 2, 3, 1, 2], [5, 6, 7, 8], [2, 3, 9, 1, 2]])]
+    requests = [
+        Request(i, list(prompt), len(prompt), SamplingParams(), 0, frozenset(), 99)
+        for i, prompt in enumerate([[1, 2, 3, 1, 2], [5, 6, 7, 8], [2, 3, 9, 1, 2]])
+    ]
     for request in requests:
         drafter.start(request)
     drafts = drafter.draft(requests, [4, 4, 4])

@@ -1,13 +1,13 @@
 import itertools
 
 import pytest
-from toy import Oracle, ToyModel, cycle
 
 from bozza.core import Draft, SamplingParams
 from bozza.engine import Engine
 from bozza.errors import PromptError
 from bozza.leader import Fixed, Off
 from bozza.rules import Coupled
+from toy import Oracle, ToyModel, cycle
 
 VOCAB = 50
 

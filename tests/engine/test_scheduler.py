@@ -1,9 +1,9 @@
 import pytest
-from toy import cycle
 
 from bozza.core import Draft, Request, SamplingParams
 from bozza.engine.scheduler import Scheduler
 from bozza.errors import ConfigError
+from toy import cycle
 
 
 def request(id_, length):

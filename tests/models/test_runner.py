@@ -4,13 +4,13 @@ import random
 
 import pytest
 import torch
-from tiny import ARCHITECTURES, VOCAB, WRONG_WHEN_RAGGED, tiny
 
 from bozza.core import Draft
 from bozza.errors import UnsupportedModel
 from bozza.models.attention import attending
 from bozza.models.probe import load_runner, probe
 from bozza.models.runner import RaggedRunner, Row
+from tiny import ARCHITECTURES, VOCAB, WRONG_WHEN_RAGGED, tiny
 
 
 def close(a, b):

@@ -12,8 +12,7 @@ VOCAB = 3
 
 def request(temperature, seed=0, length=2):
     params = SamplingParams(temperature=temperature, max_tokens=50)
-    asked = Request(0, [1] * length, 2, params, seed, frozenset(), 100)
-    return asked
+    return Request(0, [1] * length, 2, params, seed, frozenset(), 100)
 
 
 def table(seed=0):

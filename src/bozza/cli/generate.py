@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.progress import Progress
+from rich.text import Text
 
 from bozza.cli import options as o
 from bozza.cli import show
@@ -42,7 +42,8 @@ def generate(
         stream(llm, llm.encode(texts[0]), params)
     else:
         for text, output in _decode_all(llm, texts, params):
-            o.out.print(f"[bold]{escape(text)}[/bold]{escape(output.text)}", soft_wrap=True)
+            o.out.print(Text(text, style="bold"), end="", soft_wrap=True)
+            show.write(output.text + "\n")
             o.err.print(f"[dim]{show.stats_line(output.stats)}[/dim]\n")
 
 
@@ -51,9 +52,9 @@ def stream(llm: Any, ids: list[int], params: SamplingParams) -> str:
     request, chunks = llm.open_stream(ids, params)
     text = ""
     for chunk in chunks:
-        o.out.print(escape(chunk.text), end="", soft_wrap=True)
+        show.write(chunk.text)
         text += chunk.text
-    o.out.print()
+    show.write("\n")
     o.err.print(f"[dim]{show.stats_line(request.stats)}[/dim]")
     return text
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import sys
+from dataclasses import fields
 from typing import Any
 
 from rich import box
@@ -18,9 +19,16 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, ensure_ascii=False, indent=2))
 
 
+def write(text: str) -> None:
+    """Model text on standard output exactly as it is: nothing in it is markup."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
 def stats_document(stats: RequestStats) -> dict[str, Any]:
     """Statistics of one request as JSON."""
-    return asdict(stats) | {"committed_per_pass": stats.committed_per_pass}
+    known = {entry.name: getattr(stats, entry.name) for entry in fields(stats)}
+    return known | {"committed_per_pass": stats.committed_per_pass}
 
 
 def stats_line(stats: RequestStats) -> str:

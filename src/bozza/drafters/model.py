@@ -20,6 +20,7 @@ CHUNK = 512  # prompt tokens per request and pass
 class _State:
     slot: int
     fed: list[int] = field(default_factory=list)  # the tokens whose keys and values are in the slot
+    readable: bool = True  # False once the request holds a token that the draft model lacks
     agreed: int = 0  # leading tokens of `fed` that are known to be the request's own
 
 
@@ -44,12 +45,15 @@ class ModelDrafter:
         """See `Drafter.observe`; the request's tokens are compared with what was fed at the next draft."""
 
     def draft(self, requests: Sequence[Request], budgets: Sequence[int]) -> list[Draft]:
-        """See `Drafter.draft`. A request that has outgrown the draft model's context gets an empty draft."""
+        """See `Drafter.draft`. A request that the draft model cannot read gets an empty draft.
+
+        That is one which has outgrown its context, or holds a token that only the target has.
+        """
         room = [
             min(budget, self._model.context_length - len(request.tokens) + 1)
             for request, budget in zip(requests, budgets, strict=True)
         ]
-        able = [(request, budget) for request, budget in zip(requests, room, strict=True) if budget > 0]
+        able = [pair for pair in zip(requests, room, strict=True) if pair[1] > 0 and self._reads(pair[0])]
         drafted = self._draw_chains(able)
         return [
             Draft.chain(drafted[request.id], self.name) if request.id in drafted else NO_DRAFT for request in requests
@@ -72,11 +76,17 @@ class ModelDrafter:
                 pending[request.id] = [token]
         return chains
 
-    def _unread(self, request: Request) -> list[int]:
-        """Roll the request's slot back to what was committed, and return the tokens that it lacks: at least one."""
+    def _reads(self, request: Request) -> bool:
+        """Whether the draft model has all of the request's tokens."""
         state = self._states.get(request.id)
         if state is None:
             state = self._states[request.id] = _State(self._model.alloc())
+        state.readable = state.readable and max(request.tokens[state.agreed :], default=0) < self._model.vocab_size
+        return state.readable
+
+    def _unread(self, request: Request) -> list[int]:
+        """Roll the request's slot back to what was committed, and return the tokens that it lacks: at least one."""
+        state = self._states[request.id]
         tokens, fed = request.tokens, state.fed
         end = min(len(fed), len(tokens) - 1)
         while state.agreed < end and fed[state.agreed] == tokens[state.agreed]:

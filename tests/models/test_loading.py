@@ -1,0 +1,96 @@
+import pytest
+import torch
+
+from bozza import LLM, ModelError, SamplingParams
+from bozza.models.loading import Loaded, end_ids, load, parse_device, resolve
+from bozza.models.vocabulary import check_same_vocabulary
+from tiny import tiny
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("smolm2", "use an alias (smollm2)"),
+        ("/no/such/folder", "no model '/no/such/folder'"),
+        ("./here/nothing", "no model './here/nothing'"),
+        ("missing.gguf", "no model 'missing.gguf'"),
+        ("owner/name", "the model hub does not give it"),
+    ],
+)
+def test_missing_models_are_a_line_that_says_what_to_do(name, says):
+    with pytest.raises(ModelError) as caught:
+        resolve(name)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_a_model_is_a_line(tmp_path):
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        resolve(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(ModelError, match="encoder-decoder"):
+        load(tmp_path)
+
+
+def test_a_folder_without_a_tokenizer_drafts_but_does_not_speak(folders, tmp_path):
+    tiny("llama").save_pretrained(tmp_path / "bare")
+    with pytest.raises(ModelError, match="no tokenizer beside it"):
+        LLM(tmp_path / "bare")
+    llm = LLM(folders["target"], draft=[f"model:{tmp_path / 'bare'}"])
+    out = llm.generate("ab", SamplingParams(max_tokens=9, ignore_eos=True))[0]
+    assert out.stats.accepted == out.stats.drafted
+
+
+def test_dtypes_and_devices(folders):
+    assert load(folders["target"]).model.dtype == torch.float32
+    assert load(folders["target"], "bfloat16", "cpu").model.dtype == torch.bfloat16
+    assert parse_device("auto").type in ("cpu", "cuda")
+
+
+@pytest.mark.parametrize(("config", "expected"), [(None, set()), (2, {2}), ([2, 7], {2, 7})])
+def test_report_3_end_tokens_as_generate_takes_them(config, expected):
+    model = tiny("llama")
+    model.generation_config.eos_token_id = config
+    assert end_ids(model) == expected
+
+
+class Vocabulary:
+    def __init__(self, tokens):
+        self._tokens = tokens
+
+    def get_vocab(self):
+        return {token: id_ for id_, token in enumerate(self._tokens)}
+
+
+def loaded(tokens, vocab_size):
+    return Loaded(tiny("llama", vocab_size=vocab_size, num_hidden_layers=1), Vocabulary(tokens), None)
+
+
+def test_report_105_106_padded_vocabularies_are_the_same_vocabulary():
+    tokens = [f"t{i}" for i in range(90)]
+    check_same_vocabulary("draft", loaded(tokens, 96), loaded(tokens, 104))
+    check_same_vocabulary("draft", loaded(tokens[:80], 80), loaded(tokens, 104))  # a shorter one drafts what it has
+
+
+def test_report_107_111_a_foreign_vocabulary_is_refused_with_a_token():
+    tokens = [f"t{i}" for i in range(90)]
+    other = [*tokens[:50], "else", *tokens[51:]]
+    with pytest.raises(ModelError, match=r"draft has another vocabulary than the target \(token 50 is 't50'"):
+        check_same_vocabulary("draft", loaded(other, 96), loaded(tokens, 96))
+
+
+@pytest.mark.parametrize(("target_vocab", "draft_vocab"), [(211, 224), (224, 211)])
+def test_report_105_padded_embeddings_draft_and_never_leak(target_vocab, draft_vocab, tmp_path):
+    model = tiny("llama", vocab_size=target_vocab)
+    tiny("llama", seed=1, vocab_size=draft_vocab).save_pretrained(tmp_path / "draft")
+    params = SamplingParams(max_tokens=30, temperature=2.0, seed=1, ignore_eos=True)
+    plain = LLM(model, policy="off").generate([[5, 6]], params)[0]
+    out = LLM(model, draft=[f"model:{tmp_path / 'draft'}"]).generate([[5, 6]], params)[0]
+    assert out.token_ids == plain.token_ids
+    unreadable = [place for place, token in enumerate(out.token_ids) if token >= draft_vocab]
+    assert bool(unreadable) == (target_vocab > draft_vocab)
+    # Drafting ends where the draft model can no longer read along.
+    assert out.stats.drafted["model"] > (0 if unreadable else 20)

@@ -1,0 +1,60 @@
+import pytest
+import torch
+
+from bozza import SamplingParams
+from bozza.exactness import first_difference
+from bozza.sampling.sampler import Draw, draw_tokens
+from tiny import tiny
+
+
+@torch.inference_mode()
+def ranked(model, ids):
+    return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argsort(descending=True).tolist()
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny("llama", dtype=torch.bfloat16)
+
+
+def test_equal_outputs_have_no_difference(model):
+    assert first_difference(model, [5], SamplingParams(), 0, [3, 4], [3, 4]) is None
+
+
+def test_a_clear_preference_is_a_bug(model):
+    best = ranked(model, [5, 6, 7])
+    found = first_difference(model, [5, 6], SamplingParams(), 0, [7, best[0]], [7, best[150]])
+    assert (found.position, found.tokens, found.verdict) == (1, (best[0], best[150]), "bug")
+
+
+def test_two_tokens_with_equal_logits_are_a_tie(model):
+    twin = tiny("llama", dtype=torch.bfloat16)
+    best = ranked(twin, [5, 6])
+    with torch.no_grad():
+        twin.lm_head.weight[best[9]] = twin.lm_head.weight[best[0]]
+    found = first_difference(twin, [5, 6], SamplingParams(), 0, [best[0]], [best[9]])
+    assert (found.margin, found.verdict) == (0.0, "tie")
+    assert found.bound > 0
+
+
+def test_an_output_that_ends_early_is_a_bug(model):
+    found = first_difference(model, [5], SamplingParams(), 0, [3, 4, 5], [3, 4])
+    assert (found.position, found.tokens, found.verdict) == (2, (5, None), "bug")
+
+
+def test_sampled_tokens_are_judged_with_their_noise(model):
+    params = SamplingParams(temperature=1.0)
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([[5, 6]]), use_cache=False).logits[0, -1:].float()
+    drawn = draw_tokens(logits, [Draw(params, 9, 0)])[0]
+    other = int(logits.argmax()) if int(logits.argmax()) != drawn else int(logits.topk(2).indices[0, 1])
+    found = first_difference(model, [5, 6], params, 9, [drawn], [other])
+    assert found.margin > 0
+    assert found.verdict == ("tie" if found.margin <= found.bound else "bug")
+
+
+def test_a_token_at_the_edge_of_a_filter_may_flip(model):
+    best = ranked(model, [5, 6])
+    params = SamplingParams(temperature=1.0, top_k=3)
+    found = first_difference(model, [5, 6], params, 0, [best[0]], [best[2]])
+    assert (found.margin, found.verdict) == (0.0, "tie")

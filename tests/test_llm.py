@@ -1,0 +1,154 @@
+import itertools
+
+import pytest
+
+import bozza
+from bozza import LLM, ConfigError, ModelError, PromptError, SamplingParams
+from bozza.text import decode
+from tiny import tiny
+
+
+@pytest.fixture(scope="module")
+def llm(folders):
+    return LLM(folders["target"], draft=["ngram", f"model:{folders['shallow']}"])
+
+
+def test_a_folder_becomes_an_llm(llm, folders):
+    assert llm.model_path == folders["target"]
+    out = llm.generate("abab", SamplingParams(max_tokens=12, ignore_eos=True))[0]
+    assert out.prompt_token_ids == llm.tokenizer("abab")["input_ids"]
+    assert out.text == decode(llm.tokenizer, out.token_ids)
+    assert out.finish_reason == "length"
+    assert set(out.stats.drafted) <= {"ngram", "model"}
+    assert set(out.stats.seconds) == {"draft", "verify", "sample", "other"}
+    assert set(out.stats.draft_seconds) == {"ngram", "model"}
+
+
+def test_a_loaded_model_stays_usable_by_its_owner(byte_tokenizer):
+    import torch
+
+    model = tiny("llama", dtype=torch.float64)
+    before = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=9, do_sample=False, pad_token_id=0)
+    out = LLM(model, tokenizer=byte_tokenizer).generate([[5, 6, 7]], SamplingParams(max_tokens=9))[0]
+    after = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=9, do_sample=False, pad_token_id=0)
+    assert before.tolist() == after.tolist() == [[5, 6, 7, *out.token_ids]]
+    assert LLM(model).generate([[5, 6]], SamplingParams(max_tokens=2))[0].text == ""
+    with pytest.raises(PromptError, match="no tokenizer"):
+        LLM(model).generate("text")
+
+
+def test_text_is_taken_as_it_stands_and_ids_are_accepted_too(llm):
+    params = SamplingParams(max_tokens=5)
+    ids = llm.tokenizer("hello")["input_ids"]
+    outputs = llm.generate(["hello", ids, tuple(ids)], params)
+    assert len({tuple(out.token_ids) for out in outputs}) == 1
+    assert [out.token_ids for out in llm.generate(ids, params)] == [outputs[0].token_ids]
+    assert llm.generate([]) == []
+
+
+def test_streams_equal_outputs_and_tell_who_guessed(llm):
+    params = SamplingParams(max_tokens=40, temperature=0.9, seed=2, ignore_eos=True)
+    out = llm.generate("abcabcabc", params)[0]
+    chunks = list(llm.stream("abcabcabc", params))
+    assert "".join(chunk.text for chunk in chunks) == out.text
+    assert [token for chunk in chunks for token in chunk.token_ids] == out.token_ids
+    guessed = [name for chunk in chunks for name in chunk.drafters]
+    assert {name: guessed.count(name) for name in set(guessed) - {None}} == dict(+out.stats.accepted)
+    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+
+
+def test_streams_may_be_read_in_turns_and_left(llm):
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    expected = [out.token_ids for out in llm.generate(["one", "two two two"], params)]
+    one, two, left = llm.stream("one", params), llm.stream("two two two", params), llm.stream("three", params)
+    next(left)
+    left.close()
+    got = [[], []]
+    for pair in itertools.zip_longest(one, two):
+        for tokens, chunk in zip(got, pair, strict=True):
+            tokens += chunk.token_ids if chunk else []
+    assert got == expected
+    assert llm.engine.idle
+
+
+def test_chat_applies_the_template(llm):
+    messages = [{"role": "user", "content": "hi"}]
+    ids = llm.encode_chat(messages)
+    assert llm.tokenizer.decode(ids) == "user: hi\nassistant:"
+    params = SamplingParams(max_tokens=6)
+    assert llm.chat(messages, params).token_ids == llm.generate([ids], params)[0].token_ids
+    streamed = [token for chunk in llm.stream_chat(messages, params) for token in chunk.token_ids]
+    assert streamed == llm.chat(messages, params).token_ids
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (lambda llm: llm.generate(["fine", ""]), "prompt is empty"),
+        (lambda llm: llm.generate([[]]), "prompt is empty"),
+        (lambda llm: llm.generate("x" * 300), "shorten it to 255"),
+        (lambda llm: llm.generate([[5, 999]]), "token id 999"),
+        (lambda llm: llm.chat([]), "conversation is empty"),
+        (lambda llm: llm.chat([{"content": "x"}]), "needs 'role' and 'content'"),
+        (lambda llm: llm.generate(["a", "b"], [SamplingParams()]), "1 sampling parameters for 2 prompts"),
+    ],
+)
+def test_bad_prompts_generate_nothing(llm, act, says):
+    with pytest.raises((PromptError, ConfigError), match=says):
+        act(llm)
+    assert llm.engine.idle
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"policy": "off", "draft": ["ngram"]}, ConfigError, "never drafts"),
+        ({"policy": "adaptiv"}, ConfigError, "no policy 'adaptiv'"),
+        ({"draft": ["ngram:k=99"]}, ConfigError, "out of range"),
+        ({"draft": ["ngram:min=5,max=2"]}, ConfigError, "min=5"),
+        ({"draft": ["model:/no/such/folder"]}, ModelError, "no model '/no/such/folder'"),
+        ({"max_batch": 0}, ConfigError, "at least 1"),
+        ({"max_batch": 400}, ConfigError, "too small"),
+        ({"dtype": "float8"}, ConfigError, "bfloat16"),
+        ({"device": "gpu"}, ConfigError, "use auto, cpu"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(folders, options, error, says):
+    with pytest.raises(error) as caught:
+        LLM(folders["target"], **options)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_options_are_refused(folders):
+    with pytest.raises(TypeError, match="drafts"):
+        LLM(folders["target"], drafts=["ngram"])
+    with pytest.raises(ConfigError, match="drop dtype"):
+        LLM(tiny("llama"), dtype="float32")
+    with pytest.raises(ConfigError, match="comes with a named model"):
+        LLM(folders["target"], tokenizer=object())
+
+
+def test_twins_share_models_but_not_requests(llm):
+    plain = llm.with_policy("off")
+    assert plain.runner is llm.runner
+    assert plain.engine is not llm.engine
+    assert (plain.policy, plain.draft) == ("off", ())
+    params = SamplingParams(max_tokens=10)
+    assert plain.generate("abc", params)[0].token_ids == llm.generate("abc", params)[0].token_ids
+    with pytest.raises(ConfigError, match="not loaded"):
+        llm.with_policy("fixed", ["model:elsewhere"])
+
+
+def test_report_43_requests_do_not_inherit_drafts(llm):
+    """The n-gram index of one request is gone with it."""
+    llm.generate("abcdefgh" * 4, SamplingParams(max_tokens=4))
+    assert not llm.engine._drafters["ngram"]._indices
+    assert not llm.engine._drafters["model"]._states
+
+
+def test_public_names_are_exported_and_sorted():
+    assert [name for name in bozza.__all__ if not hasattr(bozza, name)] == []
+    assert bozza.__all__ == sorted(bozza.__all__, key=lambda name: (name != name.upper(), name))
+    with pytest.raises(AttributeError):
+        _ = bozza.nonsense
