@@ -34,7 +34,7 @@ def list_models(as_json: o.Json = False) -> None:
         return
     table = Table(box=box.SIMPLE_HEAD, header_style="bold")
     for heading in ("name", "model", "license", "from package", "fetched to"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for entry in entries:
         cells = [entry["name"], entry["title"], entry["license"], entry["source"], entry["path"] or "(not yet)"]
         table.add_row(*(escape(str(cell)) for cell in cells))

@@ -2,10 +2,9 @@
 
 A model runs over all tokens of a pass as one sequence; only attention knows that they belong to different requests.
 
-Each token attends over a length that its own place decides (`padded_length`), never over one that its neighbours
-need, and no tile has fewer than `LEAST` query rows. The fused CPU kernels then give a token the same bits whether it
-is decoded alone, verified in a block or batched with others; where the linears do so too (bfloat16 here), whole
-outputs are bit-identical.
+With `equal_bits`, each token attends over a length that its own place decides (`padded_length`), never over one that
+its neighbours need, and no tile has fewer than `LEAST` query rows. The fused CPU kernels then give a token the same bits
+whether it is decoded alone, verified in a block or batched with others.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,7 +90,7 @@ class Segment:
 class Group:
     """Segments that share one attention call over `length` keys, padded to `width` slots x `count` new tokens."""
 
-    def __init__(self, segments: Sequence[Segment], length: int, device: torch.device) -> None:
+    def __init__(self, segments: Sequence[Segment], length: int, device: torch.device, equal_bits: bool) -> None:
         slots = [segment.span.slot for segment in segments]
         self.segments = segments
         self.length = length
@@ -99,7 +98,8 @@ class Group:
         self.width = self.slots.stop - self.slots.start
         self.count = max(segment.count for segment in segments)
         self._device = device
-        self._masks: dict[tuple[Any, ...], Tensor] = {}
+        self._equal_bits = equal_bits
+        self._masks: dict[tuple[Any, ...], Tensor | None] = {}
         self.alone = self.width == 1
         if not self.alone:
             gather = torch.zeros(self.width, self.count, dtype=torch.int64)
@@ -112,16 +112,26 @@ class Group:
             self.places = torch.tensor(places, device=device)  # of each real token
             self.tokens = torch.tensor([token for segment in segments for token in segment.tokens], device=device)
 
-    def mask(self, window: int | None, dtype: torch.dtype, repeat: int, rows: int) -> Tensor:
-        """Additive mask [width, 1, rows, length]: `repeat` times the group's queries, then rows that see everything."""
+    def padding(self, rows: int) -> int:
+        """How many query rows a call of `rows` has to be filled up with."""
+        last = rows % TILE
+        return LEAST - last if self._equal_bits and 0 < last < LEAST else 0
+
+    def mask(self, window: int | None, dtype: torch.dtype, repeat: int, padding: int) -> Tensor | None:
+        """Additive mask [width, 1, rows, length] of `repeat` times the queries and `padding` rows that see everything.
+
+        None when every query sees everything.
+        """
         if window is not None and window >= self.length:
             window = None
-        key = (window, dtype, repeat, rows)
+        key = (window, dtype, repeat, padding)
         if key not in self._masks:
             self._masks[key] = self._build(*key)
         return self._masks[key]
 
-    def _build(self, window: int | None, dtype: torch.dtype, repeat: int, rows: int) -> Tensor:
+    def _build(self, window: int | None, dtype: torch.dtype, repeat: int, padding: int) -> Tensor | None:
+        if window is None and self.count == 1 and all(s.span.start + s.high == self.length for s in self.segments):
+            return None
         place = torch.zeros(self.width, self.count, 1, dtype=torch.int64)
         for segment in self.segments:
             first = segment.span.start + segment.low
@@ -135,7 +145,7 @@ class Group:
                 seen[line, : segment.count, span.start : span.start + own.shape[1]] = own
         if window is not None:
             seen &= self._within(window, place[:, :, 0])
-        mask = torch.zeros(self.width, 1, rows, self.length, dtype=dtype)
+        mask = torch.zeros(self.width, 1, repeat * self.count + padding, self.length, dtype=dtype)
         mask[:, 0, : repeat * self.count].masked_fill_(~seen.repeat(1, repeat, 1), -torch.inf)
         return mask.to(self._device)
 
@@ -151,19 +161,23 @@ class Group:
 
 
 class Pass:
-    """One forward pass as attention sees it. Tokens beyond those of the spans are padding: not stored, not attended."""
+    """One forward pass as attention sees it."""
 
-    def __init__(self, store: KVStore, spans: Sequence[Span], device: torch.device) -> None:
+    def __init__(self, store: KVStore, spans: Sequence[Span], device: torch.device, equal_bits: bool) -> None:
         self._store = store
         index = [store.flat_index(span.slot) + span.start + i for span in spans for i in range(span.count)]
         self._index = torch.tensor(index, device=device)
-        self._groups = [Group(segments, length, device) for length, segments in _grouped(spans)]
+        calls = _calls_with_equal_bits(spans) if equal_bits else _calls(spans)
+        self._groups = [Group(segments, length, device, equal_bits) for length, segments in calls]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: _How) -> Tensor:
         """Store this pass's keys and values, and attend; query [heads, tokens, size], result [tokens, heads, size]."""
-        key, value = key.transpose(0, 1), value.transpose(0, 1)
-        self._store.write(layer, self._index, key[: len(self._index)], value[: len(self._index)])
-        out = value.new_zeros(query.shape[1], query.shape[0], value.shape[2])  # zeros: padding gets no attention
+        self._store.write(layer, self._index, key.transpose(0, 1), value.transpose(0, 1))
+        if len(self._groups) == 1 and self._groups[0].alone:
+            group = self._groups[0]
+            keys, values = self._store.read(layer, group.slots, group.length)
+            return _attend(query[None], keys, values, group, how)[0].transpose(0, 1)
+        out = value.new_empty(query.shape[1], query.shape[0], value.shape[2])
         for group in self._groups:
             keys, values = self._store.read(layer, group.slots, group.length)
             if group.alone:
@@ -177,8 +191,7 @@ class Pass:
         return out
 
 
-@dataclass(frozen=True, slots=True)
-class _How:
+class _How(NamedTuple):
     """What a model asks of its attention."""
 
     scale: float | None
@@ -186,37 +199,43 @@ class _How:
     softcap: float | None
     sinks: Tensor | None
 
-    @property
-    def plain(self) -> bool:
-        """True when the fused kernel cannot do it."""
-        return self.softcap is not None or self.sinks is not None
+
+def _calls(spans: Sequence[Span]) -> Iterator[tuple[int, list[Segment]]]:
+    """The segments of each attention call and how many keys it works through."""
+    whole = [Segment(span, 0, span.count) for span in spans]
+    short = [segment for segment in whole if segment.count <= SHORT]
+    for segments in ([segment] for segment in whole if segment.count > SHORT):
+        yield segments[0].span.end, segments
+    if short:
+        for segments in _together_or_not(short, [segment.span.end for segment in short]):
+            yield max(segment.span.end for segment in segments), segments
 
 
-def _grouped(spans: Sequence[Span]) -> Iterator[tuple[int, list[Segment]]]:
-    """Padded lengths and the segments of each attention call."""
+def _calls_with_equal_bits(spans: Sequence[Span]) -> Iterator[tuple[int, list[Segment]]]:
+    """`_calls`, with lengths that each token's own place decides."""
     short: dict[int, list[Segment]] = {}
     for span in spans:
-        for length, segment in _segments(span):
+        low = 0
+        while low < span.count:
+            length = padded_length(span.start + low + 1)
+            segment = Segment(span, low, min(length - span.start, span.count))
+            low = segment.high
             if segment.count > SHORT:
                 yield length, [segment]
             else:
                 short.setdefault(length, []).append(segment)
     for length, segments in short.items():
-        slots = [segment.span.slot for segment in segments]
-        padded = (max(slots) - min(slots) + 1) * max(segment.count for segment in segments)
-        if padded <= WASTE * sum(segment.count for segment in segments):
-            yield length, segments
-        else:
-            yield from ((length, [segment]) for segment in segments)
+        yield from ((length, group) for group in _together_or_not(segments, [length] * len(segments)))
 
 
-def _segments(span: Span) -> Iterator[tuple[int, Segment]]:
-    low = 0
-    while low < span.count:
-        length = padded_length(span.start + low + 1)
-        high = min(length - span.start, span.count)
-        yield length, Segment(span, low, high)
-        low = high
+def _together_or_not(segments: list[Segment], lengths: Sequence[int]) -> list[list[Segment]]:
+    """One padded call for all segments, or one for each if padding would waste too much."""
+    slots = [segment.span.slot for segment in segments]
+    counts = [segment.count for segment in segments]
+    padded = (max(slots) - min(slots) + 1) * max(counts) * max(lengths)
+    if padded <= WASTE * sum(count * length for count, length in zip(counts, lengths, strict=True)):
+        return [segments]
+    return [[segment] for segment in segments]
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, group: Group, how: _How) -> Tensor:
@@ -224,26 +243,29 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, group: Group, how: _How) 
     width, heads, count, size = query.shape
     # Heads that share keys become more query rows of one head, so that each key is read once.
     share = heads // key.shape[1]
-    rows = share * count
-    rows += max(LEAST - rows % TILE, 0) if rows % TILE else 0
-    mask = group.mask(how.window, torch.float32 if how.plain else query.dtype, share, rows)
     folded = query.reshape(width, key.shape[1], share * count, size)
-    if rows > share * count:
-        folded = functional.pad(folded, (0, 0, 0, rows - share * count))
-    if how.plain:
-        out = _attend_plainly(folded, key, value, mask, how, count)
-    else:
+    padding = group.padding(share * count)
+    if padding:
+        folded = functional.pad(folded, (0, 0, 0, padding))
+    if how.softcap is None and how.sinks is None:
+        mask = group.mask(how.window, query.dtype, share, padding)
         out = functional.scaled_dot_product_attention(folded, key, value, mask, scale=how.scale)
-    return out[:, :, : share * count].reshape(width, heads, count, -1)
+    else:
+        mask = group.mask(how.window, torch.float32, share, padding)
+        out = _attend_plainly(folded, key, value, mask, how, count)
+    if padding:
+        out = out[:, :, : share * count]
+    return out.reshape(width, heads, count, -1)
 
 
-def _attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, how: _How, count: int) -> Tensor:
+def _attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: _How, count: int) -> Tensor:
     """Attention written out in float32, for what the fused kernel lacks: capped scores and attention sinks."""
     scale = how.scale if how.scale is not None else query.shape[3] ** -0.5
     scores = query.float() @ key.float().transpose(2, 3) * scale
     if how.softcap is not None:
         scores = torch.tanh(scores / how.softcap) * how.softcap
-    scores = scores + mask
+    if mask is not None:
+        scores = scores + mask
     if how.sinks is None:
         weights = scores.softmax(dim=3)
     else:

@@ -31,6 +31,7 @@ class KVStore:
         self._free: list[int] = []
         self._lengths: list[int] = []
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}  # each [slots, capacity, heads, head size]
+        self._flat: dict[int, tuple[Tensor, Tensor]] = {}  # the same memory, [slots * capacity, heads, head size]
 
     @property
     def layers(self) -> int:
@@ -71,10 +72,10 @@ class KVStore:
     def write(self, layer: int, index: Tensor, key: Tensor, value: Tensor) -> None:
         """Put key and value [tokens, heads, head size] at flat positions `index`."""
         if layer not in self._layers:
-            self._layers[layer] = (self._empty(key), self._empty(value))
-        keys, values = self._layers[layer]
-        keys.flatten(0, 1).index_copy_(0, index, key)
-        values.flatten(0, 1).index_copy_(0, index, value)
+            self._hold(layer, self._empty(key), self._empty(value))
+        keys, values = self._flat[layer]
+        keys.index_copy_(0, index, key)
+        values.index_copy_(0, index, value)
 
     def read(self, layer: int, slots: slice, length: int) -> tuple[Tensor, Tensor]:
         """Views [slots, heads, length, head size] of a layer's keys and values."""
@@ -92,6 +93,10 @@ class KVStore:
                     tensor[slot].index_copy_(0, target, tensor[slot].index_select(0, source))
         self._lengths[slot] = base + len(kept)
 
+    def _hold(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        self._layers[layer] = (keys, values)
+        self._flat[layer] = (keys.flatten(0, 1), values.flatten(0, 1))
+
     def _empty(self, like: Tensor) -> Tensor:
         # Zeros, not garbage: a masked position still takes part in 0 * value, and garbage may be NaN.
         return like.new_zeros(self._slots, self._capacity, *like.shape[1:])
@@ -99,11 +104,11 @@ class KVStore:
     def _grow(self, slots: int, capacity: int) -> None:
         old_slots, old_capacity = self._slots, self._capacity
         self._slots, self._capacity = slots, capacity
-        for layer, (keys, values) in self._layers.items():
+        for layer, (keys, values) in list(self._layers.items()):
             pair = (self._empty(keys[0]), self._empty(values[0]))
             for new, old in zip(pair, (keys, values), strict=True):
                 new[:old_slots, :old_capacity] = old
-            self._layers[layer] = pair
+            self._hold(layer, *pair)
         self._lengths.extend([0] * (slots - old_slots))
         for slot in range(old_slots, slots):
             heapq.heappush(self._free, slot)
