@@ -25,6 +25,12 @@ def test_opening_few_blocks_finds_the_winner_of_all(vocab, scale):
     assert torch.equal(race(logits, keys(16)), everything(logits, keys(16)))
 
 
+@pytest.mark.parametrize("temperature", [0.1, 0.7, 3.0])
+def test_a_temperature_is_a_division(temperature):
+    logits = torch.randn(16, 1000) * 3
+    assert torch.equal(race(logits, keys(16), temperature), race(logits / temperature, keys(16)))
+
+
 def test_removed_tokens_never_win():
     logits = torch.full((64, 300), -math.inf)
     logits[:, [3, 130, 299]] = torch.tensor([0.0, -1.0, -2.0])

@@ -3,8 +3,8 @@
 A model runs over all tokens of a pass as one sequence; only attention knows that they belong to different requests.
 
 With `equal_bits`, each token attends over a length that its own place decides (`padded_length`), never over one that
-its neighbours need, and no tile has fewer than `LEAST` query rows. The fused CPU kernels then give a token the same bits
-whether it is decoded alone, verified in a block or batched with others.
+its neighbours need, and no tile has fewer than `LEAST` query rows. The fused CPU kernels then give a token the same
+bits whether it is decoded alone, verified in a block or batched with others.
 """
 
 from __future__ import annotations

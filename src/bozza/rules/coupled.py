@@ -7,8 +7,10 @@ is: one seed gives one text with any drafter, tree, batch or policy, and greedy 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from bozza.core import Draft, Request, Verdict
@@ -19,28 +21,34 @@ class Coupled:
     """Lossless for every draft, whatever it was drawn from: chains, trees and mixtures of drafters."""
 
     def verify(self, logits: Tensor, requests: Sequence[Request], drafts: Sequence[Draft]) -> list[Verdict]:
-        """See `Rule.verify`."""
-        draws = [
-            Draw(request.params, request.seed, request.output_len + depth)
-            for request, draft in zip(requests, drafts, strict=True)
-            for depth in (0, *draft.depths())
-        ]
-        tokens = draw_tokens(logits, draws) if draws else []
-        verdicts, row = [], 0
-        for draft in drafts:
-            verdicts.append(_walk(draft, tokens[row : row + 1 + len(draft)]))
-            row += 1 + len(draft)
-        return verdicts
+        """See `Rule.verify`. Rows below a root are drawn only if the root's own draw was drafted; often it was not."""
+        roots = list(itertools.accumulate((1 + len(draft) for draft in drafts), initial=0))[:-1]
+        first = _draw(logits, roots, [Draw(q.params, q.seed, q.output_len) for q in requests])
+        rows: list[int] = []
+        draws: list[Draw] = []
+        for request, draft, root, token in zip(requests, drafts, roots, first, strict=True):
+            if (-1, token) in zip(draft.parents, draft.tokens, strict=True):
+                rows += range(root + 1, root + 1 + len(draft))
+                draws += [Draw(request.params, request.seed, request.output_len + depth) for depth in draft.depths()]
+        drawn = dict(zip(roots, first, strict=True)) | dict(zip(rows, _draw(logits, rows, draws), strict=True))
+        return [_walk(draft, root, drawn) for draft, root in zip(drafts, roots, strict=True)]
 
 
-def _walk(draft: Draft, drawn: Sequence[int]) -> Verdict:
-    """Follow the draws down the tree; `drawn[0]` is the draw at the root, `drawn[1 + i]` the one after node i."""
+def _draw(logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> list[int]:
+    if not rows:
+        return []
+    everything = len(rows) == len(logits)
+    return draw_tokens(logits if everything else logits[torch.tensor(rows, device=logits.device)], draws)
+
+
+def _walk(draft: Draft, root: int, drawn: Mapping[int, int]) -> Verdict:
+    """Follow the draws down the tree: `drawn[root]` is the one at the root, `drawn[root + 1 + i]` that after node i."""
     children = {key: node for node, key in enumerate(zip(draft.parents, draft.tokens, strict=True))}
     path: list[int] = []
-    tokens = [drawn[0]]
-    node = children.get((-1, drawn[0]))
+    tokens = [drawn[root]]
+    node = children.get((-1, tokens[0]))
     while node is not None:
         path.append(node)
-        tokens.append(drawn[1 + node])
+        tokens.append(drawn[root + 1 + node])
         node = children.get((node, tokens[-1]))
     return Verdict(tuple(path), tuple(tokens))

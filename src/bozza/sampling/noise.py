@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 BLOCK = 64  # tokens per block
-LIKELY = 32  # tokens whose best score decides which blocks are opened
+LIKELY = 8  # blocks whose likeliest tokens give a score to beat
 _MASK = 0xFFFFFFFF
 
 
@@ -35,70 +35,76 @@ def race_keys(seeds_and_positions: Sequence[tuple[int, int]], device: torch.devi
     return torch.tensor(keys, dtype=torch.int64, device=device).view(-1, 2)
 
 
-def _mix(x: Tensor) -> Tensor:
-    """A bijection of 32-bit integers held in int64, made of xor-shifts and odd multiplications."""
-    x = x ^ (x >> 16)
-    x = (x * 0x21F0AAAD) & _MASK
-    x = x ^ (x >> 15)
-    x = (x * 0xD35A2D97) & _MASK
-    return x ^ (x >> 15)
-
-
 def _hash(keys: Tensor, index: Tensor) -> Tensor:
-    """Uniform 32-bit integers for keys [rows, 2] and index [rows or 1, n]."""
-    return _mix(_mix(index ^ keys[:, :1]) ^ keys[:, 1:])
+    """Uniform 32-bit integers (held in int64) for keys [rows, 2] and index [rows or 1, n].
+
+    For each key a bijection of 32-bit integers: xor-shifts and multiplications by odd numbers, with the key's second
+    half between them, so that two keys give unrelated sequences.
+    """
+    x = index ^ keys[:, :1]
+    x ^= x >> 16
+    x.mul_(0x21F0AAAD).bitwise_and_(_MASK).bitwise_xor_(keys[:, 1:])
+    x ^= x >> 15
+    x.mul_(0xD35A2D97).bitwise_and_(_MASK)
+    x ^= x >> 15
+    x.mul_(0x846CA68B).bitwise_and_(_MASK)
+    x ^= x >> 16
+    return x
 
 
-def _exponential(bits: Tensor) -> Tensor:
-    """Exp(1) from 32 uniform bits, float64; log1p keeps small arrivals, the ones that win, exact."""
-    return torch.log1p(-(bits.double() + 0.5) * 2.0**-32).neg_()
+def _exponential(bits: Tensor, count: int) -> Tensor:
+    """Exp(1) from `count` uniform bits, float64; log1p keeps small arrivals, the ones that win, exact."""
+    return bits.double().add_(0.5).mul_(-(2.0**-count)).log1p_().neg_()
 
 
-def _block_first(keys: Tensor, blocks: Tensor) -> Tensor:
-    """Earliest arrival of each block, Exp(64). Odd indices belong to blocks, even ones to tokens."""
-    return _exponential(_hash(keys, blocks * 4 + 1)) / BLOCK
+def _blocks(keys: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Earliest arrival of each block, Exp(64), and its place in the block, uniform in 0..63.
 
-
-def _place(keys: Tensor, blocks: Tensor) -> Tensor:
-    """Where in its block the earliest arrival is: uniform in 0..63, the top 6 bits of a hash."""
-    return _hash(keys, blocks * 4 + 3) >> 26
+    The place is the top 6 bits of a hash, the arrival the other 26. Odd indices are for blocks, even ones for tokens.
+    """
+    bits = _hash(keys, blocks * 2 + 1)
+    return _exponential(bits & 0x3FFFFFF, 26).div_(BLOCK), bits >> 26
 
 
 def arrivals(keys: Tensor, tokens: Tensor) -> Tensor:
     """T_v for tokens [rows, n] under keys [rows, 2]: independent Exp(1), float64 [rows, n]."""
     blocks = tokens // BLOCK
-    later = _exponential(_hash(keys, tokens * 2))
-    is_first = tokens - blocks * BLOCK == _place(keys, blocks)
-    return _block_first(keys, blocks) + later.masked_fill_(is_first, 0.0)
+    first, place = _blocks(keys, blocks)
+    later = _exponential(_hash(keys, tokens * 2), 32)
+    return first.add_(later.masked_fill_(tokens - blocks * BLOCK == place, 0.0))
 
 
-def race(logits: Tensor, keys: Tensor) -> Tensor:
-    """The winner of each row: argmax_v(logits_v - log T_v), an exact draw from softmax(logits).
+def race(logits: Tensor, keys: Tensor, temperature: float = 1.0) -> Tensor:
+    """The winner of each row: argmax_v(logits_v / temperature - log T_v), an exact draw from that softmax.
 
     Args:
         logits: [rows, vocab], float; -inf removes a token.
         keys: [rows, 2] from `race_keys`.
+        temperature: positive. Only the logits that are looked at are divided by it.
 
     Returns:
         int64 [rows]. A row's winner depends on that row alone.
     """
-    vocab = logits.shape[1]
+    rows, vocab = logits.shape
     count = math.ceil(vocab / BLOCK)
     blocked = logits if vocab == count * BLOCK else functional.pad(logits, (0, count * BLOCK - vocab), value=-math.inf)
-    blocked = blocked.view(-1, count, BLOCK)
-    index = torch.arange(count, device=logits.device)[None]
-    gain = -_block_first(keys, index).log_()
-    bound = blocked.amax(dim=2) + gain
+    blocked = blocked.view(rows, count, BLOCK)
+    first, place = _blocks(keys, torch.arange(count, device=logits.device)[None])
+    gain = first.log_().neg_()
+    likeliest = blocked.amax(dim=2) / temperature
 
-    # The likeliest tokens and the first arrival of each block give a score to beat (the former when the law is peaked,
-    # the latter when it is flat); the winner is in a block whose bound reaches it.
-    likely, tokens = logits.topk(min(LIKELY, vocab), dim=1)
-    firsts = blocked.gather(2, _place(keys, index)[:, :, None])[:, :, 0] + gain
-    floor = torch.maximum((likely - arrivals(keys, tokens).log_()).amax(dim=1), firsts.amax(dim=1))
-    opened = int((bound >= floor[:, None]).sum(dim=1).max())
+    # Two kinds of tokens give a score to beat: the first arrivals of the blocks, good where the law is flat, and the
+    # likeliest tokens, good where it is peaked. The winner is in a block whose bound reaches that score.
+    known = (blocked.gather(2, place[:, :, None])[:, :, 0] / temperature + gain).amax(dim=1)
+    chosen = likeliest.topk(min(LIKELY, count), dim=1).indices
+    likely, offset = blocked.gather(1, chosen[:, :, None].expand(-1, -1, BLOCK)).max(dim=2)
+    known = torch.maximum(known, (likely / temperature - arrivals(keys, chosen * BLOCK + offset).log_()).amax(dim=1))
+    row, block = ((likeliest + gain) >= known[:, None]).nonzero(as_tuple=True)
 
-    chosen = bound.topk(opened, dim=1).indices[:, :, None]
-    tokens = (chosen * BLOCK + torch.arange(BLOCK, device=logits.device)).flatten(1)
-    candidates = blocked.gather(1, chosen.expand(-1, -1, BLOCK)).flatten(1)
-    place = (candidates - arrivals(keys, tokens).log_()).argmax(dim=1, keepdim=True)
-    return tokens.gather(1, place)[:, 0]
+    tokens = block[:, None] * BLOCK + torch.arange(BLOCK, device=logits.device)
+    scores, best = (blocked[row, block] / temperature - arrivals(keys[row], tokens).log_()).max(dim=1)
+    row_best = scores.new_full((rows,), -math.inf).scatter_reduce_(0, row, scores, "amax")
+    winners = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    won = scores == row_best[row]
+    winners[row[won]] = (block * BLOCK + best)[won]
+    return winners

@@ -58,7 +58,8 @@ def _draw_alike(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
         winners = logits.argmax(dim=1)
     else:
         keys = race_keys([(draw.seed, draw.position) for draw in draws], logits.device)
-        winners = race(warp(logits, temperature, top_k, top_p), keys)
+        filtered = top_k > 0 or top_p < 1.0
+        winners = race(warp(logits, *draws[0].law), keys) if filtered else race(logits, keys, temperature)
     tokens: list[int] = winners.tolist()
     return tokens
 
