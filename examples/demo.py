@@ -79,9 +79,9 @@ def row(name: str, plain: Run, fast: Run, identical: str) -> dict[str, object]:
 
 def card(rows: list[dict[str, object]]) -> Table:
     """The final table."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold")
-    table.add_column("prompt")
-    for heading in ("tokens", "plain", "speculative", "ratio", "per pass"):
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    table.add_column("prompt", no_wrap=True)
+    for heading in ("tokens", "plain", "spec.", "ratio", "per pass"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("guessed", no_wrap=True)
     table.add_column("identical", no_wrap=True)

@@ -15,6 +15,7 @@ import torch
 
 from bozza import LLM, SamplingParams
 from bozza.core import Request
+from bozza.drafters.spec import OPTIONS
 from tiny import shallower, tiny, token_prompts
 
 PROMPTS = token_prompts(22)
@@ -67,6 +68,12 @@ def decode(llm: LLM, batch: str, prompts: Sequence[Sequence[int]], params: Seque
     if batch == "1":
         return [llm.generate([p], q)[0].token_ids for p, q in zip(prompts, params, strict=True)]
     return [output.token_ids for output in llm.generate(prompts, params)]
+
+
+def test_every_drafter_is_covered():
+    """A new drafter is held to these tests as soon as it can be named."""
+    named = {text.partition(":")[0] for draft in DRAFTS.values() for text in draft or ()}
+    assert named == set(OPTIONS)
 
 
 @pytest.fixture(scope="module")

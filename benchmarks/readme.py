@@ -1,0 +1,103 @@
+"""Write the tables of README.md from the stored results, or check that they agree.
+
+usage: python benchmarks/readme.py [--check]
+
+A table stands between `<!-- NAME -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def load(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def demo() -> str:
+    document = load("demo")
+    rows = [
+        [
+            row["prompt"],
+            str(row["tokens"]),
+            f"{row['plain_tokens_per_s']:.1f}",
+            f"{row['speculative_tokens_per_s']:.1f}",
+            f"**{row['ratio']:.2f}**",
+            f"{row['committed_per_pass']:.2f}",
+            ", ".join(f"{name} {share:.0%}" for name, share in row["share"].items()) or "-",
+            row["identical"],
+        ]
+        for row in document["rows"]
+    ]
+    headings = ["prompt", "tokens", "plain tokens/s", "speculative", "ratio", "tokens per pass", "guessed", "identical"]
+    return table(headings, rows) + "\n\n" + footnote(document["environment"])
+
+
+def plain() -> str:
+    document = load("plain")
+    rows = [
+        [
+            row["contestant"],
+            row["dtype"],
+            f"{row['tokens_per_s']:.1f}",
+            f"{row['ratio_to_transformers']:.2f}",
+            f"{row['equal_to_transformers']} of {row['runs']}",
+        ]
+        for row in document["rows"]
+    ]
+    headings = ["decoder", "dtype", "tokens/s", "ratio to transformers", "outputs equal to transformers'"]
+    return table(headings, rows)
+
+
+def overhead() -> str:
+    rows = [
+        [
+            str(row["batch"]),
+            row["sampling"],
+            *(f"{row[key]:.2f}" for key in ("draft", "sample", "other")),
+            f"**{row['outside_ms']:.2f}**",
+        ]
+        for row in load("overhead")["engine"]
+    ]
+    return table(["batch", "sampling", "draft", "sample", "other", "together, ms per step"], rows)
+
+
+def footnote(facts: dict[str, Any]) -> str:
+    return (
+        f"{facts['model']}, {facts['dtype']}, {facts['threads']} threads of an {facts['processor']}, "
+        f"torch {facts['torch']}, transformers {facts['transformers']}, {facts['date'][:10]}."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="exit 1 when README.md is stale")
+    options = parser.parse_args()
+    file = ROOT / "README.md"
+    text = written = file.read_text(encoding="utf-8")
+    for make in (demo, plain, overhead):
+        block = re.compile(rf"(<!-- {make.__name__} -->\n).*?(<!-- end -->)", re.DOTALL)
+        written, found = block.subn(lambda match, make=make: f"{match[1]}{make()}\n{match[2]}", written)
+        if not found:
+            sys.exit(f"README.md has no <!-- {make.__name__} --> block")
+    if options.check and written != text:
+        sys.exit("README.md does not show the stored results: run make readme")
+    file.write_text(written, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
