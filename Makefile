@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint types unit fix bench bench-overhead bench-plain readme clean
+.PHONY: setup demo test lint types unit fix bench bench-overhead bench-plain bench-bits readme clean
 
 setup: $(READY)
 
@@ -24,12 +24,29 @@ test: lint types unit
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python benchmarks/readme.py --check
 
 types: setup
 	$(BIN)/mypy
 
 unit: setup
 	$(BIN)/pytest
+
+# Heavy measurements: run nothing else meanwhile. Results go to benchmarks/results, `make readme` shows them.
+bench: bench-overhead bench-plain bench-bits
+	$(BIN)/python examples/demo.py --json benchmarks/results/demo.json
+
+bench-overhead: setup
+	$(BIN)/python benchmarks/overhead.py
+
+bench-plain: setup
+	$(BIN)/python benchmarks/plain.py --peer prompt_lookup
+
+bench-bits: setup
+	$(BIN)/python benchmarks/equal_bits.py
+
+readme: setup
+	$(BIN)/python benchmarks/readme.py
 
 fix: setup
 	$(BIN)/ruff check --fix .
