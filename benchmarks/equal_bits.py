@@ -3,8 +3,8 @@
 usage: python benchmarks/equal_bits.py [--model NAME] [--dtype D] [--out FILE]
 
 Logits of one text, read in blocks of many sizes, in chunks and in a ragged batch, are compared bit by bit with those
-read two tokens at a time. Then passes over 1 and 9 new tokens are timed with and without the measures that make the bits
-equal, in turns. The last line of standard output is the result as JSON.
+read two tokens at a time. Then passes over 1 and 9 new tokens are timed with and without the measures that make the
+bits equal, in turns. The last line of standard output is the result as JSON.
 """
 
 from __future__ import annotations

@@ -42,16 +42,16 @@ def decode(llm: LLM, messages: list[Mapping[str, str]], params: SamplingParams) 
     """Stream an answer to the terminal, each token that a drafter guessed in that drafter's colour."""
     started = time.perf_counter()
     prompt = llm.encode_chat(messages)
-    request, chunks = llm.open_stream(prompt, params)
-    text = ""
+    text, reason = "", None
+    chunks = llm.stream(prompt, params)
     for chunk in chunks:
         guesses = Counter(name for name in chunk.drafters if name)
         style = TINTS[guesses.most_common(1)[0][0]] if guesses else ""
         console.print(Text(chunk.text, style=style), end="", soft_wrap=True)
-        text += chunk.text
+        text, reason = text + chunk.text, chunk.finish_reason
     seconds = time.perf_counter() - started
     console.print()
-    return Run(Output(prompt, request.output, text, request.finish_reason or "abort", request.stats), seconds)
+    return Run(Output(prompt, chunks.token_ids, text, reason or "abort", chunks.stats), seconds)
 
 
 def compare(llm: LLM, plain: Run, fast: Run, params: SamplingParams) -> str:

@@ -82,12 +82,12 @@ def test_sampling_without_a_seed_cannot_be_compared(llm):
 def test_prompt_files(llm, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text(
-        '{"workload": "a", "prompt": "xy"}\n\n{"messages": [{"role": "user", "content": "hi"}]}\n'
+        '{"workload": "a", "prompt": "x\u2028y"}\n\n{"messages": [{"role": "user", "content": "hi"}]}\n'
         '{"workload": "a", "prompt": "zz"}\n'
     )
     loaded = load_cases(file, llm)
     assert [case.workload for case in loaded] == ["a", "default", "a"]
-    assert loaded[0].prompt == llm.encode("xy")
+    assert loaded[0].prompt == llm.encode("x\u2028y")
     assert loaded[1].prompt == llm.encode_chat([{"role": "user", "content": "hi"}])
     assert [case.workload for case in load_cases(file, llm, limit=1)] == ["a", "default"]
 
@@ -102,8 +102,9 @@ def test_prompt_files(llm, tmp_path):
         ('{"prompt": "x", "mesages": []}', "unknown key 'mesages'"),
         ('{"prompt": "x", "messages": []}', "either"),
         ('{"prompt": 3}', "a prompt is a text"),
-        ('{"prompt": ""}', "empty"),
-        ('{"messages": ["hi"]}', "'role'"),
+        ('{"prompt": ""}', r"p.jsonl:1: the prompt is empty"),
+        ('{"messages": ["hi"]}', r"p.jsonl:1: a message needs 'role'"),
+        (json.dumps({"prompt": "x" * 300}), r"p.jsonl:1: .*shorten it"),
     ],
 )
 def test_mistakes_in_prompt_files_name_the_line(llm, tmp_path, text, says):

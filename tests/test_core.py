@@ -8,6 +8,8 @@ from bozza.errors import ConfigError
     "bad",
     [
         {"max_tokens": 0},
+        {"max_tokens": 10.5},
+        {"temperature": 1e-30},
         {"temperature": -0.1},
         {"temperature": float("nan")},
         {"temperature": float("inf")},

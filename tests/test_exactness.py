@@ -39,7 +39,7 @@ def test_two_tokens_with_equal_logits_are_a_tie(model):
 
 def test_an_output_that_ends_early_is_a_bug(model):
     found = first_difference(model, [5], SamplingParams(), 0, [3, 4, 5], [3, 4])
-    assert (found.position, found.tokens, found.verdict) == (2, (5, None), "bug")
+    assert (found.position, found.tokens, found.margin, found.verdict) == (2, (5, None), None, "bug")
 
 
 def test_sampled_tokens_are_judged_with_their_noise(model):
@@ -53,8 +53,37 @@ def test_sampled_tokens_are_judged_with_their_noise(model):
     assert found.verdict == ("tie" if found.margin <= found.bound else "bug")
 
 
-def test_a_token_at_the_edge_of_a_filter_may_flip(model):
-    best = ranked(model, [5, 6])
-    params = SamplingParams(temperature=1.0, top_k=3)
-    found = first_difference(model, [5, 6], params, 0, [best[0]], [best[2]])
-    assert (found.margin, found.verdict) == (0.0, "tie")
+@torch.inference_mode()
+def last_logits(model, ids):
+    return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].float()
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.5}])
+def test_a_token_at_the_edge_of_a_filter_may_flip_and_others_may_not(filters):
+    """The third and the fourth token are made equal, and the filter is made to end there."""
+    model = tiny("llama", dtype=torch.bfloat16)
+    with torch.no_grad():
+        rank = ranked(model, [5, 6])
+        model.lm_head.weight[rank[3]] = model.lm_head.weight[rank[2]]
+    logits = last_logits(model, [5, 6])
+    kept = float(logits.softmax(dim=0)[logits > logits[rank[2]]].sum())
+    params = SamplingParams(temperature=1.0, **(filters if "top_k" in filters else {"top_p": kept}))
+    found = first_difference(model, [5, 6], params, 0, [rank[0]], [rank[3]])
+    assert found.verdict == "tie"
+    # Far below the edge nothing flips: seeds under which the noise does not tie them either.
+    verdicts = {first_difference(model, [5, 6], params, s, [rank[0]], [rank[150]]).verdict for s in range(5)}
+    assert "bug" in verdicts
+
+
+def test_report_63_a_shifted_noise_under_top_k_is_a_bug():
+    """Negative control: draws of another position, judged as if they were of this one."""
+    model = tiny("llama", dtype=torch.bfloat16)
+    params = SamplingParams(temperature=1.0, top_k=20)
+    logits = last_logits(model, [5, 6])[None]
+    verdicts = []
+    for seed in range(20):
+        right, wrong = (draw_tokens(logits, [Draw(params, seed, at)])[0] for at in (0, 1))
+        if right != wrong:
+            verdicts.append(first_difference(model, [5, 6], params, seed, [right], [wrong]).verdict)
+    assert len(verdicts) > 5
+    assert verdicts.count("bug") > len(verdicts) / 2

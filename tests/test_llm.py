@@ -71,6 +71,16 @@ def test_streams_may_be_read_in_turns_and_left(llm):
     assert llm.engine.idle
 
 
+def test_a_stream_that_was_never_read_ends_when_it_is_closed_or_dropped(llm):
+    stream = llm.stream("abc", SamplingParams(max_tokens=200))
+    stream.close()
+    assert llm.engine.idle
+    assert list(stream) == []
+    stream = llm.stream("abc", SamplingParams(max_tokens=200))
+    del stream
+    assert llm.engine.idle
+
+
 def test_chat_applies_the_template(llm):
     messages = [{"role": "user", "content": "hi"}]
     ids = llm.encode_chat(messages)
@@ -90,6 +100,7 @@ def test_chat_applies_the_template(llm):
         (lambda llm: llm.generate([[5, 999]]), "token id 999"),
         (lambda llm: llm.chat([]), "conversation is empty"),
         (lambda llm: llm.chat([{"content": "x"}]), "needs 'role' and 'content'"),
+        (lambda llm: llm.chat(["hi"]), "needs 'role' and 'content'"),
         (lambda llm: llm.generate(["a", "b"], [SamplingParams()]), "1 sampling parameters for 2 prompts"),
     ],
 )
@@ -108,7 +119,8 @@ def test_bad_prompts_generate_nothing(llm, act, says):
         ({"draft": ["ngram:min=5,max=2"]}, ConfigError, "min=5"),
         ({"draft": ["model:/no/such/folder"]}, ModelError, "no model '/no/such/folder'"),
         ({"max_batch": 0}, ConfigError, "at least 1"),
-        ({"max_batch": 400}, ConfigError, "too small"),
+        ({"max_batch": 400}, ConfigError, "use at least 800"),
+        ({"draft": ["ngram:k=2,k=3"]}, ConfigError, "k is given twice"),
         ({"dtype": "float8"}, ConfigError, "bfloat16"),
         ({"device": "gpu"}, ConfigError, "use auto, cpu"),
     ],

@@ -1,6 +1,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from bozza.text import Detokenizer, decode
 
@@ -31,6 +33,30 @@ def test_any_ids_in_any_blocks_stream_to_their_decoding(byte_tokenizer, data):
         streamed += detokenizer.push(rest[:size])
         rest = rest[size:]
     assert streamed + detokenizer.flush() == decode(byte_tokenizer, ids)
+
+
+@pytest.fixture(scope="module")
+def metaspace():
+    """Words that carry their space in front, the first of which loses it, as SentencePiece models have it."""
+    words = ["▁Hello", "▁world", "lo", "▁", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocab = {token: i for i, token in enumerate(["<unk>", "<s>", *words])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>")
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.data())
+def test_spaces_survive_special_tokens_whatever_the_blocks(metaspace, data):
+    whole = st.sampled_from([[1], [2], [3], [4], [5], *([6 + byte for byte in char.encode()] for char in "aé世🙂")])
+    ids = [token for tokens in data.draw(st.lists(whole, max_size=9)) for token in tokens]
+    detokenizer, streamed, rest = Detokenizer(metaspace), "", list(ids)
+    while rest:
+        size = data.draw(st.integers(1, 4))
+        streamed += detokenizer.push(rest[:size])
+        rest = rest[size:]
+    assert streamed + detokenizer.flush() == decode(metaspace, ids)
 
 
 def test_special_tokens_are_not_shown(byte_tokenizer):

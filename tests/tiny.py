@@ -65,6 +65,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 WRONG_WHEN_RAGGED: dict[str, dict[str, Any]] = {
     "falcon": {"alibi": False},
     "bloom": {"n_layer": 3, "n_head": 4},
+    "qwen2_moe": {  # it has a window, but attends through a mask alone
+        "use_sliding_window": True,
+        "sliding_window": 40,
+        "layer_types": SLIDING_FIRST,
+        "num_experts": 4,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
 }
 

@@ -8,7 +8,8 @@ from bozza.core import SamplingParams
 from bozza.errors import BozzaError, ConfigError, ModelError, PromptError, UnsupportedModel
 
 if TYPE_CHECKING:
-    from bozza.llm import LLM, Chunk, Output
+    from bozza.llm import LLM, Output
+    from bozza.stream import Chunk, Stream
 
 __version__ = "0.1.0"
 __all__ = [
@@ -20,14 +21,19 @@ __all__ = [
     "Output",
     "PromptError",
     "SamplingParams",
+    "Stream",
     "UnsupportedModel",
 ]
 
 
 def __getattr__(name: str) -> Any:
     # Loaded on first use: the leader and the free drafters run where torch is not wanted.
-    if name in {"LLM", "Chunk", "Output"}:
+    if name in {"LLM", "Output"}:
         from bozza import llm
 
         return getattr(llm, name)
+    if name in {"Chunk", "Stream"}:
+        from bozza import stream
+
+        return getattr(stream, name)
     raise AttributeError(f"module 'bozza' has no attribute '{name}'")

@@ -21,8 +21,6 @@ from bozza.core import STAGES, SamplingParams, Stage, StepStats
 from bozza.errors import PromptError
 from bozza.llm import LLM, Output
 
-SEED = 0  # sampled runs need a common seed to be compared
-
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -90,7 +88,7 @@ def load_cases(path: Path, llm: LLM, limit: int | None = None) -> list[Case]:
         PromptError: the file cannot be read, or a line is not such a record; the message names the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: U+2028 may stand in a text
     except (OSError, UnicodeDecodeError) as problem:
         raise PromptError(f"cannot read {path}: {problem}") from problem
     cases: list[Case] = []
@@ -120,7 +118,11 @@ def _case(line: str, place: str, llm: LLM) -> Case:
         raise PromptError(f"{place}: give either a prompt or messages")
     if not isinstance(record.get("prompt", ""), str) or not isinstance(record.get("messages", []), list):
         raise PromptError(f"{place}: a prompt is a text, messages are a list")
-    ids = llm.encode(record["prompt"]) if "prompt" in record else llm.encode_chat(record["messages"])
+    try:
+        ids = llm.encode(record["prompt"]) if "prompt" in record else llm.encode_chat(record["messages"])
+        llm.engine.check_prompt(ids)
+    except PromptError as problem:
+        raise PromptError(f"{place}: {problem}") from problem
     return Case(str(record.get("workload", "default")), ids)
 
 
@@ -154,11 +156,12 @@ def run_bench(
     for contestant in contestants.values():
         contestant.generate([cases[0].prompt], SamplingParams(max_tokens=8, ignore_eos=True))
     tallies: dict[str, dict[str, Tally]] = {}
-    for group in [group for _ in range(repeat) for group in _groups(cases, batch)]:
+    groups = [group for _ in range(repeat) for group in _groups(cases, batch)]
+    for turn, group in enumerate(groups):
         tally = tallies.setdefault(group[0].workload, {name: Tally() for name in contestants})
         outputs = {}
         # Whoever goes first pays for a cold cache: take turns.
-        for name in sorted(contestants, reverse=len(tally["off"].speeds) % 2 == 1):
+        for name in sorted(contestants, reverse=turn % 2 == 1):
             started = clock()
             prompts = [case.prompt for case in group]
             outputs[name] = contestants[name].generate(prompts, params, on_step=tally[name].add_step)

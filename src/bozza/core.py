@@ -15,6 +15,7 @@ from bozza.errors import ConfigError
 
 FinishReason = Literal["stop", "length", "abort"]
 Stage = Literal["draft", "verify", "sample", "other"]
+LEAST_TEMPERATURE = 1e-3  # below, logits divided by it overflow; greedy decoding is what is meant
 STAGES: tuple[Stage, ...] = ("draft", "verify", "sample", "other")
 
 
@@ -39,10 +40,13 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("max_tokens", "top_k"):
+            if not isinstance(getattr(self, name), int):
+                raise ConfigError(f"{name} is {getattr(self, name)!r}: use a whole number")
         if self.max_tokens < 1:
             raise ConfigError(f"max_tokens is {self.max_tokens}: ask for at least 1")
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ConfigError(f"temperature is {self.temperature}: use 0 (greedy) or a positive number")
+        if self.temperature != 0.0 and not LEAST_TEMPERATURE <= self.temperature < float("inf"):
+            raise ConfigError(f"temperature is {self.temperature}: use 0 (greedy) or at least {LEAST_TEMPERATURE}")
         if not 0.0 < self.top_p <= 1.0:
             raise ConfigError(f"top_p is {self.top_p}: use a number above 0, up to 1 (1 keeps every token)")
         if self.top_k < 0:

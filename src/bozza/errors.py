@@ -8,6 +8,12 @@ BozzaError
 """
 
 
+def first_line(problem: BaseException) -> str:
+    """Another library's error in a line: its type, and the beginning of what it says."""
+    text = str(problem).strip().splitlines()
+    return f"{type(problem).__name__}: {text[0][:200]}" if text else type(problem).__name__
+
+
 class BozzaError(Exception):
     """Base of all errors below; its text is meant for a person."""
 

@@ -7,6 +7,7 @@ code of the ragged runner: a difference beyond that cannot be blamed on rounding
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,12 +27,13 @@ class Difference:
     """The first place where two outputs of one prompt part.
 
     `margin` is by how much the target prefers one token over the other (logits, divided by the temperature when
-    sampling, noise included); `bound` is how far rounding may move that.
+    sampling, noise included), or how far the nearer of them is from being removed or kept by top-k or top-p; None when
+    one output had ended, which no rounding explains. `bound` is how far rounding may move that.
     """
 
     position: int
     tokens: tuple[int | None, int | None]  # None: that output had ended
-    margin: float
+    margin: float | None
     bound: float
     verdict: Literal["tie", "bug"]
 
@@ -46,7 +48,7 @@ def first_difference(
     position = next((i for i in range(shorter) if plain[i] != other[i]), shorter)
     if position == shorter:  # one is the beginning of the other: no rounding ends a text
         tokens = tuple(out[position] if position < len(out) else None for out in (plain, other))
-        return Difference(position, (tokens[0], tokens[1]), float("inf"), 0.0, "bug")
+        return Difference(position, (tokens[0], tokens[1]), None, 0.0, "bug")
     pair = (plain[position], other[position])
     logits, noise = _logits_and_noise(model, [*prompt, *plain[:position]])
     margin, bound = _margin(logits, pair, params, seed, position), FACTOR * noise
@@ -62,15 +64,17 @@ def _logits_and_noise(model: Any, context: Sequence[int]) -> tuple[Tensor, float
 
     That is what other shapes of a plain pass change, and at least one rounding step of the largest logit.
     """
-    last = len(context) - 1
+    last = torch.tensor([len(context) - 1], device=model.device)
+    most = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or 1 << 30
 
     def plain(ids: Sequence[int], copies: int = 1) -> Tensor:
         batch = torch.tensor([list(ids)] * copies, device=model.device)
-        logits: Tensor = model(input_ids=batch, use_cache=False).logits[0, last].float()
+        logits: Tensor = model(input_ids=batch, use_cache=False, logits_to_keep=last).logits[0, 0].float()
         return logits
 
     logits = plain(context)
-    others = [plain([*context, *context[:extra]]) for extra in (1, 9)] + [plain(context, copies=2)]
+    longer = [[*context, *[context[0]] * extra] for extra in (1, 9) if len(context) + extra <= most]
+    others = [*(plain(ids) for ids in longer), plain(context, copies=2)]
     step = float(logits.abs().max()) * torch.finfo(model.dtype).eps
     return logits, max(step, *(float((other - logits).abs().max()) for other in others))
 
@@ -85,9 +89,21 @@ def _margin(logits: Tensor, pair: tuple[int, int], params: SamplingParams, seed:
 
 
 def _distance_to_filter(logits: Tensor, pair: tuple[int, int], params: SamplingParams) -> float:
-    """How close the nearer of the two tokens is to being removed, or kept, by top-k or top-p."""
-    kept = warp(logits[None], params.temperature, params.top_k, params.top_p)[0]
-    if not bool(kept.isinf().any()):
-        return float("inf")
-    edge = kept[~kept.isinf()].min()
-    return min(float((logits[token] / params.temperature - edge).abs()) for token in pair)
+    """How far logits (over the temperature) must move until top-k or top-p treats one of the two tokens otherwise."""
+    scaled = logits / params.temperature
+    distances = [float("inf")]
+    if 0 < params.top_k < len(scaled):
+        least_kept, largest_removed = scaled.topk(params.top_k + 1).values[-2:].tolist()
+        values = scaled[list(pair)].tolist()
+        distances += [value - largest_removed if value >= least_kept else least_kept - value for value in values]
+    if params.top_p < 1.0:
+        law = warp(logits[None], params.temperature, params.top_k, 1.0)[0].double().softmax(dim=0)
+        for token in pair:
+            above = float(law[law > law[token]].sum())
+            # Moving every logit by d moves the log odds of a mass by at most 2 d.
+            distances.append(abs(_log_odds(above) - _log_odds(params.top_p)) / 2)
+    return min(distances)
+
+
+def _log_odds(mass: float) -> float:
+    return math.log(mass / (1.0 - mass)) if 0.0 < mass < 1.0 else math.copysign(math.inf, mass - 0.5)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ from bozza.drafters import Drafter, NgramDrafter
 from bozza.drafters.model import ModelDrafter
 from bozza.drafters.spec import DraftSpec, check_drafting, drafter_names
 from bozza.engine import Engine
-from bozza.errors import ConfigError, ModelError, PromptError
+from bozza.engine.scheduler import check_limits
+from bozza.errors import ConfigError, ModelError, PromptError, first_line
 from bozza.exactness import Difference, first_difference
 from bozza.leader import Fixed, Leader, Off
 from bozza.models.loading import Loaded, end_ids, load
 from bozza.models.probe import load_runner
 from bozza.models.vocabulary import check_same_vocabulary
 from bozza.rules import Coupled
-from bozza.text import Detokenizer, decode
+from bozza.stream import Stream
+from bozza.text import decode
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]
@@ -39,21 +42,12 @@ class Output:
     stats: RequestStats
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of a stream: the tokens of one pass. `drafters[i]` guessed token i; None: the target made it."""
-
-    text: str
-    token_ids: list[int]
-    drafters: list[str | None]
-    finish_reason: FinishReason | None
-
-
 class LLM:
     """A target model with its drafters, ready to generate.
 
     Args:
-        model: an alias ("smollm2"), a folder, a .gguf file, a hub id, or a loaded transformers model.
+        model: an alias ("smollm2"), a folder, a .gguf file, a hub id, or a loaded transformers model (which is put into
+            evaluation mode and otherwise left as it is).
         tokenizer: needed for text when `model` is a loaded one; otherwise it comes with the model.
         draft: drafter specifications, in order of trust: "ngram", "ngram:min=1,max=8,k=10", "model:NAME_OR_FOLDER,k=4".
             The default is "ngram", or nothing with policy "off".
@@ -83,6 +77,7 @@ class LLM:
         fresh_seed: Callable[[], int] = lambda: secrets.randbits(63),
     ) -> None:
         specs = check_drafting(draft, policy)
+        check_limits(max_batch, token_budget)
         loaded = _load_target(model, tokenizer, dtype, device)
         self.tokenizer = loaded.tokenizer
         self.model_path = loaded.path
@@ -159,28 +154,26 @@ class LLM:
             self._abort(requests)
         return [self._output(request) for request in requests]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
         """Continue one prompt, yielding the tokens of each pass as they are committed. Closing the stream ends it."""
-        return self.open_stream(prompt, params)[1]
-
-    def open_stream(self, prompt: Prompt, params: SamplingParams | None = None) -> tuple[Request, Iterator[Chunk]]:
-        """`stream`, together with the request, whose statistics grow as the stream is read."""
-        request = self._add(prompt, params or SamplingParams())
-        return request, self._stream(request)
+        return Stream(self.engine, self._add(prompt, params or SamplingParams()), self.tokenizer)
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Output:
         """Answer a conversation of {"role", "content"} messages in the model's own chat template."""
         return self.generate([self.encode_chat(messages)], params)[0]
 
-    def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Iterator[Chunk]:
+    def stream_chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Stream:
         """`chat`, as a stream."""
         return self.stream(self.encode_chat(messages), params)
 
     def first_difference(self, plain: Output, other: Output, params: SamplingParams) -> Difference | None:
         """Where two outputs of one prompt part, and whether rounding explains it; None when they are equal.
 
-        Sampled outputs need the `params.seed` that both were made with.
+        Raises:
+            ConfigError: sampled outputs without the seed that both were made with cannot be judged.
         """
+        if params.temperature > 0.0 and params.seed is None:
+            raise ConfigError("sampled outputs can only be compared with the seed that made both: set params.seed")
         prompt, seed = plain.prompt_token_ids, params.seed or 0
         return first_difference(self._loaded.model, prompt, params, seed, plain.token_ids, other.token_ids)
 
@@ -196,13 +189,19 @@ class LLM:
         tokenizer = self._text_tokenizer()
         if not messages:
             raise PromptError("the conversation is empty: give at least one message")
-        if wrong := [message for message in messages if not {"role", "content"} <= set(message)]:
-            raise PromptError(f"a message needs 'role' and 'content', this one has {sorted(wrong[0])}")
+        for message in messages:
+            if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+                raise PromptError(f"a message needs 'role' and 'content', this is not one: {str(message)[:80]}")
         if not tokenizer.chat_template:
             raise PromptError("this model has no chat template: give plain text to generate instead")
-        ids: list[int] = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=True
-        )["input_ids"]
+        try:
+            ids: list[int] = tokenizer.apply_chat_template(
+                [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=True
+            )["input_ids"]
+        except Exception as problem:  # a template may raise whatever it likes, about roles it does not know for one
+            raise PromptError(
+                f"the model's chat template refuses this conversation ({first_line(problem)})"
+            ) from problem
         return ids
 
     def _text_tokenizer(self) -> Any:
@@ -228,29 +227,11 @@ class LLM:
         return requests
 
     def _add(self, prompt: Prompt, params: SamplingParams) -> Request:
-        ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
         return self.engine.add(ids, params, self._fresh_seed() if params.seed is None else params.seed)
 
     def _abort(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            self.engine.abort(request)
-
-    def _stream(self, request: Request) -> Iterator[Chunk]:
-        detokenizer = Detokenizer(self.tokenizer) if self.tokenizer is not None else None
-        seen = 0
-        try:
-            while not (request.finished and seen == request.output_len):
-                if not request.finished:
-                    self.engine.step()
-                ids, credits = request.output[seen:], request.credits[seen:]
-                seen += len(ids)
-                if not ids:
-                    continue
-                text = detokenizer.push(ids) if detokenizer else ""
-                if request.finished and detokenizer:
-                    text += detokenizer.flush()
-                yield Chunk(text, ids, credits, request.finish_reason)
-        finally:
             self.engine.abort(request)
 
     def _output(self, request: Request) -> Output:
@@ -282,9 +263,9 @@ def _load_target(model: Any, tokenizer: Any, dtype: str | torch.dtype, device: s
         return loaded
     if dtype != "auto" or device != "auto":
         raise ConfigError("a loaded model keeps its dtype and device: drop dtype= and device=, or convert it before")
-    path = Path(model.name_or_path) if getattr(model, "name_or_path", "") else None
-    return Loaded(model, tokenizer, path)
+    path = Path(getattr(model, "name_or_path", None) or "")
+    return Loaded(model, tokenizer, path if (path / "config.json").exists() else None)
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))

@@ -11,8 +11,9 @@ REPLACEMENT = "\ufffd"  # what decoding gives for a character whose last bytes a
 class Detokenizer:
     """Decodes one growing output. Text that could still change with the next token is held back.
 
-    A token's text depends on what precedes it (spaces, split characters), so each delta is the difference between two
-    decodings of a short window that starts at a token where the last delta began.
+    Deltas add up to the decoding of the whole output, unless single-byte tokens turn out to be no text: what was
+    handed out is not taken back. A token's text depends on what precedes it (spaces, split characters), so each delta
+    is the difference between two decodings of a short window that starts at a token where the last delta began.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -25,18 +26,18 @@ class Detokenizer:
         """The text that these tokens complete; empty while a character is unfinished."""
         self._ids += ids
         text = self._decode(self._window, len(self._ids))
-        if text.endswith(REPLACEMENT):
+        told = self._decode(self._window, self._told)
+        # A window that began at a token without text (a special one) would lose the space before the next word.
+        if text.endswith(REPLACEMENT) or len(text) <= len(told):
             return ""
-        return self._advance(text)
+        self._window, self._told = self._told, len(self._ids)
+        return text[len(told) :]
 
     def flush(self) -> str:
         """What is left at the end of the output, unfinished characters included."""
-        return self._advance(self._decode(self._window, len(self._ids)))
-
-    def _advance(self, text: str) -> str:
-        told = self._decode(self._window, self._told)
-        self._window, self._told = self._told, len(self._ids)
-        return text[len(told) :]
+        rest = self._decode(self._window, len(self._ids))[len(self._decode(self._window, self._told)) :]
+        self._window = self._told = len(self._ids)
+        return rest
 
     def _decode(self, start: int, end: int) -> str:
         return decode(self._tokenizer, self._ids[start:end])

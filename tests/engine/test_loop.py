@@ -4,7 +4,7 @@ import pytest
 
 from bozza.core import Draft, SamplingParams
 from bozza.engine import Engine
-from bozza.errors import PromptError
+from bozza.errors import ConfigError, PromptError
 from bozza.leader import Fixed, Off
 from bozza.rules import Coupled
 from toy import Oracle, ToyModel, cycle
@@ -144,6 +144,41 @@ def test_an_interrupted_pass_has_not_happened():
     assert asked.output == [(1 + i) % VOCAB for i in range(20)]
 
 
+@pytest.mark.parametrize("where", ["rule", "observe"])
+def test_a_step_interrupted_after_its_pass_leaves_others_right(where):
+    """Two requests run; the step breaks after the forward pass, and the caller goes on."""
+    oracle, model = Oracle(VOCAB, (3,)), cycle(VOCAB)
+    served = engine(model, [oracle])
+    requests = [served.add([i], SamplingParams(max_tokens=20), 0) for i in (0, 10)]
+    served.step()
+    verify = served._rule.verify
+
+    def interrupt(*_):
+        served._rule.verify = verify
+        if where == "observe":
+            oracle.observe = lambda request, tokens: None  # it missed tokens: let it compare nothing
+        raise KeyboardInterrupt
+
+    if where == "rule":
+        served._rule.verify = interrupt
+    else:
+        oracle.observe = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        served.step()
+    run(served, *requests)
+    assert [request.output for request in requests] == [[(n + i) % VOCAB for i in range(20)] for n in (1, 11)]
+
+
+def test_no_more_is_drafted_than_the_pass_has_room_for():
+    oracle = Oracle(VOCAB)
+    served = engine(drafters=[oracle], k=30, max_running=4, token_budget=16)
+    requests = [served.add([i, i + 1], SamplingParams(max_tokens=25), 0) for i in range(4)]
+    run(served, *requests)
+    assert max(oracle.budgets) <= 15
+    assert all(sum(len(r.tokens) + len(r.draft) for r in rows) <= 16 for rows in served.model.passes)
+    assert sum(r.stats.drafted["oracle"] for r in requests) == sum(oracle.budgets)
+
+
 def test_merged_drafters_hedge_and_the_first_gets_the_credit():
     right, wrong = Oracle(VOCAB, name="right"), Oracle(VOCAB, (2,), name="wrong")
     served = engine(drafters=[wrong, right])
@@ -186,7 +221,7 @@ def test_bad_prompts_are_refused_before_anything_starts(prompt, params, says):
     model = cycle(VOCAB)
     model.context_length = 30
     served = engine(model)
-    with pytest.raises(PromptError, match=says):
+    with pytest.raises((PromptError, ConfigError), match=says):
         served.add(prompt, SamplingParams(**params), 0)
     assert served.idle
 

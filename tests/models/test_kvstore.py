@@ -61,6 +61,29 @@ def test_keep_moves_a_branch_together(kept, expected):
     assert held(store, other) == [50, 51, 52]
 
 
+def test_running_out_of_memory_leaves_the_store_as_it_was():
+    store = KVStore(torch.device("cpu"))
+    slots = [store.alloc() for _ in range(2)]
+    for slot in slots:
+        fill(store, slot, list(range(100)))
+    with pytest.raises(RuntimeError):
+        store.append(slots[0], 1 << 50)
+    fill(store, slots[1], [7])
+    assert held(store, slots[0]) == list(range(100))
+    assert held(store, slots[1]) == [*range(100), 7]
+
+
+def test_a_slot_is_clean_for_its_next_request():
+    store = KVStore(torch.device("cpu"))
+    slot = store.alloc()
+    fill(store, slot, [float("nan")] * 20)
+    store.free(slot)
+    assert store.alloc() == slot
+    fill(store, slot, [1.0])
+    keys, _ = store.read(0, slice(slot, slot + 1), 128)
+    assert not keys.isnan().any()
+
+
 def test_padded_lengths_cover_and_are_few():
     lengths = {padded_length(n) for n in range(1, 2049)}
     assert all(padded_length(n) >= n for n in range(1, 2049))

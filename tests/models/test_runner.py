@@ -56,6 +56,21 @@ def test_the_probe_notices_a_wrong_scale(monkeypatch):
         load_runner(tiny("llama"))
 
 
+def test_the_probe_notices_what_is_not_a_number(monkeypatch):
+    from bozza.models import attention
+
+    real = attention._attend
+    monkeypatch.setattr(attention, "_attend", lambda q, *rest: real(q, *rest) * float("nan"))
+    with pytest.raises(UnsupportedModel, match="other logits"):
+        load_runner(tiny("llama"))
+
+
+def test_a_window_that_only_the_mask_knows_is_noticed():
+    """The probe's texts are shorter than the window, so its logits alone would not tell."""
+    with pytest.raises(UnsupportedModel, match="sliding window"):
+        load_runner(tiny("qwen2_moe"))
+
+
 @pytest.mark.parametrize("rope", ["dynamic", "longrope"])
 def test_positions_that_depend_on_the_whole_pass_are_refused(rope):
     parameters = {"rope_type": rope, "rope_theta": 10000.0, "factor": 2.0}
@@ -142,6 +157,8 @@ def test_hidden_states_on_demand_equal_the_plain_ones(architecture):
         states = torch.cat([first.hidden[layer], second.hidden[layer]])
         assert close(states, expected[layer][0])
     assert set(second.hidden) == {1, 2}
+    half = RaggedRunner(tiny(architecture, dtype=torch.bfloat16))
+    assert half.forward([Row(half.alloc(), [5])], hidden_layers=(1,)).hidden[1].shape == (1, 64)
     assert runner.forward([Row(slot, [5])]).hidden == {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -48,7 +49,10 @@ def bench(
     batch: o.Batch = 1,
     limit: Annotated[int | None, typer.Option("--limit", help="Most prompts of each workload.", min=1)] = None,
     repeat: Annotated[int, typer.Option("--repeat", help="How often to run everything.", min=1)] = 1,
-    file: Annotated[Path | None, typer.Option("--out", "-o", help="Where to write the JSON document.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Where to write the JSON document; bench.json without --json."),
+    ] = None,
     as_json: o.Json = False,
 ) -> None:
     """Measure plain against speculative decoding, taking turns in one process, and check that outputs are equal.
@@ -58,8 +62,10 @@ def bench(
     params = o.sampling(max_tokens, temperature, top_p, top_k, seed, ignore_eos)
     if temperature > 0.0 and seed is None:
         raise ConfigError("sampled outputs can only be compared with a seed: add --seed")
-    if file is not None and not file.absolute().parent.is_dir():
-        raise ConfigError(f"--out {file}: there is no folder {file.absolute().parent}")
+    if file is None and not as_json:
+        file = Path("bench.json")
+    if file is not None:
+        _check_writable(file)
     if not prompts.is_file():
         raise ConfigError(f"--prompts {prompts}: there is no such file")
     llm = o.load_llm(model, draft, policy, dtype, device, batch)
@@ -69,8 +75,6 @@ def bench(
     with Progress(console=o.err, transient=True) as progress:
         task = progress.add_task("decoding", total=runs_needed(llm, cases, batch, repeat))
         document = run_bench(llm, cases, params, batch=batch, repeat=repeat, on_run=lambda: progress.advance(task))
-    if file is None and not as_json:
-        file = Path("bench.json")
     if file is not None:
         file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         o.err.print(f"wrote {escape(str(file))}")
@@ -78,6 +82,15 @@ def bench(
         show.print_json(document)
     else:
         show.print_bench(document)
+
+
+def _check_writable(file: Path) -> None:
+    """Find out before a long measurement, not after."""
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"--out {file}: there is no folder {folder}")
+    if file.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
+        raise ConfigError(f"--out {file}: this cannot be written to, name a file in a folder of yours")
 
 
 def main() -> None:

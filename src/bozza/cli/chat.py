@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from bozza.cli import options as o
 from bozza.cli import show
@@ -55,7 +56,7 @@ def chat(
             messages.append({"role": "assistant", "content": stream(llm, llm.encode_chat(messages), params)})
         except PromptError as error:  # the conversation has outgrown the context: say so, keep what fits
             messages.pop()
-            o.err.print(f"[red]error:[/red] {error}")
+            o.err.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
 
 
 def _ask() -> str:

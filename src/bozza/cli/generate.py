@@ -49,13 +49,13 @@ def generate(
 
 def stream(llm: Any, ids: list[int], params: SamplingParams) -> str:
     """Print an output as it comes, and what it took; returns the text."""
-    request, chunks = llm.open_stream(ids, params)
+    chunks = llm.stream(ids, params)
     text = ""
     for chunk in chunks:
         show.write(chunk.text)
         text += chunk.text
     show.write("\n")
-    o.err.print(f"[dim]{show.stats_line(request.stats)}[/dim]")
+    o.err.print(f"[dim]{show.stats_line(chunks.stats)}[/dim]")
     return text
 
 

@@ -9,7 +9,7 @@ from bozza.core import Draft, Request
 
 
 class Drafter(Protocol):
-    """Guesses tokens. A guess may be anything: it can cost time, never correctness."""
+    """Guesses tokens. A guess may be any token of the target: it can cost time, never correctness."""
 
     name: str  # unique within an engine; shown in statistics
 

@@ -11,8 +11,19 @@ from collections.abc import Sequence
 from bozza.core import NO_DRAFT, Draft, Request
 from bozza.errors import ConfigError
 
+MIN_N, MAX_N = 1, 8  # default sizes
 _BASE = 0x9E3779B97F4A7C15
 _MASK = (1 << 61) - 1
+
+
+def check_sizes(min_n: int, max_n: int) -> None:
+    """Refuse sizes of n-grams that make no sense.
+
+    Raises:
+        ConfigError: they are out of range.
+    """
+    if not 1 <= min_n <= max_n <= 64:
+        raise ConfigError(f"ngram: min={min_n}, max={max_n}: use 1 <= min <= max <= 64")
 
 
 class NgramIndex:
@@ -72,9 +83,8 @@ class NgramDrafter:
         ConfigError: the sizes are out of range.
     """
 
-    def __init__(self, min_n: int = 1, max_n: int = 8, name: str = "ngram") -> None:
-        if not 1 <= min_n <= max_n <= 64:
-            raise ConfigError(f"ngram: min={min_n}, max={max_n}: use 1 <= min <= max <= 64")
+    def __init__(self, min_n: int = MIN_N, max_n: int = MAX_N, name: str = "ngram") -> None:
+        check_sizes(min_n, max_n)
         self.name = name
         self._sizes = (min_n, max_n)
         self._indices: dict[int, NgramIndex] = {}

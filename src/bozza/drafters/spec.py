@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bozza.drafters.ngram import MAX_N, MIN_N, check_sizes
 from bozza.errors import ConfigError
 
 MAX_TOKENS = 64  # most tokens that one drafter may be asked for at once
@@ -38,10 +39,16 @@ def parse_spec(text: str) -> DraftSpec:
     model = parts.pop(0) if kind == "model" and parts and not _is_option(parts[0]) else None
     if kind == "model" and model is None:
         raise ConfigError(f"draft '{text}': say which model, as in model:NAME_OR_FOLDER")
-    options = dict(_option(kind, part) for part in parts)
+    options: dict[str, int] = {}
+    for name, value in (_option(kind, part) for part in parts):
+        if name in options:
+            raise ConfigError(f"draft '{text}': {name} is given twice")
+        options[name] = value
     tokens = options.pop("k", DEFAULT_TOKENS[kind])
     if not 1 <= tokens <= MAX_TOKENS:
         raise ConfigError(f"draft '{text}': k={tokens} is out of range, use 1 to {MAX_TOKENS}")
+    if kind == "ngram":
+        check_sizes(options.get("min", MIN_N), options.get("max", MAX_N))
     return DraftSpec(text.strip(), kind, tokens, model, options)
 
 

@@ -14,7 +14,7 @@ from bozza.core import STAGES, Draft, FinishReason, Plan, Request, SamplingParam
 from bozza.drafters import Drafter, merge
 from bozza.engine.scheduler import Batch, Scheduler
 from bozza.engine.stops import cut
-from bozza.errors import PromptError
+from bozza.errors import ConfigError, PromptError
 from bozza.leader import Leader
 from bozza.models.runner import Model, Row
 from bozza.rules import Rule
@@ -60,6 +60,24 @@ class Engine:
 
         Raises:
             PromptError: the prompt is empty, too long, or holds ids that the model does not have.
+            ConfigError: a stop token does not exist.
+        """
+        vocab, context = self.model.vocab_size, self.model.context_length
+        self.check_prompt(prompt)
+        if wrong := [token for token in params.stop_token_ids if not 0 <= token < vocab]:
+            raise ConfigError(f"stop token id {wrong[0]}: the model has ids 0 to {vocab - 1}")
+        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
+        limit = min(len(prompt) + params.max_tokens, context)
+        request = Request(self._next_id, list(prompt), len(prompt), params, seed, ends, limit)
+        self._next_id += 1
+        self.scheduler.add(request)
+        return request
+
+    def check_prompt(self, prompt: Sequence[int]) -> None:
+        """Refuse a prompt that cannot be continued.
+
+        Raises:
+            PromptError: it is empty, too long, or holds ids that the model does not have.
         """
         vocab, context = self.model.vocab_size, self.model.context_length
         if not prompt:
@@ -71,14 +89,6 @@ class Engine:
             )
         if wrong := [token for token in prompt if not 0 <= token < vocab]:
             raise PromptError(f"token id {wrong[0]} in the prompt: the model has ids 0 to {vocab - 1}")
-        if wrong := [token for token in params.stop_token_ids if not 0 <= token < vocab]:
-            raise PromptError(f"stop token id {wrong[0]}: the model has ids 0 to {vocab - 1}")
-        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
-        limit = min(len(prompt) + params.max_tokens, context)
-        request = Request(self._next_id, list(prompt), len(prompt), params, seed, ends, limit)
-        self._next_id += 1
-        self.scheduler.add(request)
-        return request
 
     def abort(self, request: Request) -> None:
         """End a request now; what it has committed stays in it."""
@@ -118,12 +128,13 @@ class Engine:
     def _draft(self, decoding: Sequence[Request], plan: Plan, watch: _Stopwatch) -> dict[int, Draft]:
         """Ask each drafter once for all its requests, and merge what each request got."""
         found: dict[int, list[Draft]] = {}
+        # The pass adds a token of its own, so a request with n tokens left has use for n - 1 guesses.
+        most = {request.id: min(request.remaining - 1, self.scheduler.draft_room()) for request in decoding}
         for name, drafter in self._drafters.items():
-            # The pass adds a token of its own, so a request with n tokens left has use for n - 1 guesses.
             asked = [
                 (request, budget)
                 for request in decoding
-                if (budget := min(plan.budgets.get(request.id, {}).get(name, 0), request.remaining - 1)) > 0
+                if (budget := min(plan.budgets.get(request.id, {}).get(name, 0), most[request.id])) > 0
             ]
             if not asked:
                 continue
@@ -132,9 +143,7 @@ class Engine:
             watch.draft_seconds[name] = self._clock() - started
             for (request, _), draft in zip(asked, drafts, strict=True):
                 found.setdefault(request.id, []).append(draft)
-        return {
-            request.id: merge(found[request.id], request.remaining - 1) for request in decoding if request.id in found
-        }
+        return {id_: merge(drafts, most[id_]) for id_, drafts in found.items()}
 
     def _commit(self, batch: Batch, verdicts: Sequence[Verdict], watch: _Stopwatch) -> StepStats:
         """Move every request on, and say what the step came to."""

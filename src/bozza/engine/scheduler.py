@@ -29,6 +29,21 @@ class Batch:
         return [request for request, _ in due], [draft for _, draft in due]
 
 
+def check_limits(max_running: int, token_budget: int) -> None:
+    """Refuse sizes with which requests could not run.
+
+    Raises:
+        ConfigError: a size is out of range.
+    """
+    if max_running < 1:
+        raise ConfigError(f"batch is {max_running}: use at least 1")
+    if token_budget < 2 * max_running:
+        raise ConfigError(
+            f"a token budget of {token_budget} is too small for a batch of {max_running}: "
+            f"use at least {2 * max_running}"
+        )
+
+
 class Scheduler:
     """Owns the queue and the running set.
 
@@ -39,10 +54,7 @@ class Scheduler:
     """
 
     def __init__(self, model: Model, max_running: int, token_budget: int) -> None:
-        if max_running < 1:
-            raise ConfigError(f"batch is {max_running}: use at least 1")
-        if token_budget < 2 * max_running:
-            raise ConfigError(f"token budget {token_budget} is too small for a batch of {max_running}: double it")
+        check_limits(max_running, token_budget)
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self._model = model
@@ -73,24 +85,30 @@ class Scheduler:
             self._model.free(request.slot)
             request.slot = None
 
+    def draft_room(self) -> int:
+        """Most nodes that each decoding request may bring to the next pass. While prompts wait, they get half of it."""
+        decoding = sum(request.decoding for request in self.running)
+        budget = self._budget if decoding == len(self.running) else self._budget // 2
+        return budget // max(decoding, 1) - 1
+
     def batch(self, drafts: Mapping[int, Draft]) -> Batch:
-        """The rows of the next pass: one per decoding request, then prompt chunks."""
+        """The rows of the next pass: one per decoding request, then prompt chunks.
+
+        Args:
+            drafts: by request id, each of at most `draft_room()` nodes.
+        """
         requests = [request for request in self.running if request.decoding]
-        reading = [request for request in self.running if not request.decoding]
-        # While prompts wait, drafts leave them half of the budget.
-        nodes = (self._budget // 2 if reading else self._budget) // max(len(requests), 1) - 1
-        rows = [
-            Row(_slot(request), request.tokens[-1:], drafts.get(request.id, NO_DRAFT).head(nodes))
-            for request in requests
-        ]
+        rows = [Row(_slot(request), request.tokens[-1:], drafts.get(request.id, NO_DRAFT)) for request in requests]
         room = self._budget - sum(1 + len(row.draft) for row in rows)
-        for request in reading:
+        for request in self.running:
+            if request.decoding or room == 0:
+                continue
             chunk = request.tokens[request.cached : request.cached + room]
-            if not chunk:
-                break
             requests.append(request)
             rows.append(Row(_slot(request), chunk, wanted=len(chunk) == request.pending))
             room -= len(chunk)
+        for request, row in zip(requests, rows, strict=True):
+            self._model.truncate(row.slot, request.cached)  # what a step that was interrupted left there
         return Batch(requests, rows)
 
 

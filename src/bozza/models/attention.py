@@ -293,9 +293,20 @@ def _ragged_attention(
 ) -> tuple[Tensor, None]:
     """What transformers calls in each attention layer; query [1, heads, tokens, size] -> [1, tokens, heads, size]."""
     if refused := [name for name in REFUSED if kwargs.get(name) is not None]:
-        raise UnsupportedModel(f"{type(module).__name__} passes {refused[0]} to attention, which cannot run ragged")
+        raise UnsupportedModel(f"it passes {refused[0]} to attention")
+    if sliding_window is None and _declares_window(module):
+        raise UnsupportedModel("it has a sliding window that it does not pass to attention")
     how = _How(scaling, sliding_window, softcap, s_aux)
     return _current.get().attend(module.layer_idx, query[0], key[0], value[0], how)[None], None
+
+
+def _declares_window(module: Any) -> bool:
+    """Whether the configuration gives this layer a sliding window; some models express it in the mask alone."""
+    config = getattr(module, "config", None)
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types:
+        return bool(layer_types[module.layer_idx] == "sliding_attention")
+    return getattr(config, "sliding_window", None) is not None
 
 
 AttentionInterface.register(IMPLEMENTATION, _ragged_attention)

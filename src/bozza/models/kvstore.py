@@ -42,7 +42,12 @@ class KVStore:
         """A free slot, the lowest one, so that slots in use stay close together."""
         if not self._free:
             self._grow(max(1, 2 * self._slots), self._capacity)
-        return heapq.heappop(self._free)
+        slot = heapq.heappop(self._free)
+        self._lengths[slot] = 0
+        for pair in self._layers.values():
+            for tensor in pair:
+                tensor[slot].zero_()  # a number that is not one, left by an overflow, would outlive its request
+        return slot
 
     def free(self, slot: int) -> None:
         """Give a slot back."""
@@ -102,13 +107,16 @@ class KVStore:
         return like.new_zeros(self._slots, self._capacity, *like.shape[1:])
 
     def _grow(self, slots: int, capacity: int) -> None:
-        old_slots, old_capacity = self._slots, self._capacity
-        self._slots, self._capacity = slots, capacity
-        for layer, (keys, values) in list(self._layers.items()):
-            pair = (self._empty(keys[0]), self._empty(values[0]))
-            for new, old in zip(pair, (keys, values), strict=True):
-                new[:old_slots, :old_capacity] = old
-            self._hold(layer, *pair)
-        self._lengths.extend([0] * (slots - old_slots))
-        for slot in range(old_slots, slots):
+        # All of the new memory is there before anything changes: running out of it leaves the store as it was.
+        grown = {
+            layer: tuple(old.new_zeros(slots, capacity, *old.shape[2:]) for old in pair)
+            for layer, pair in self._layers.items()
+        }
+        for layer, (keys, values) in grown.items():
+            for new, old in zip((keys, values), self._layers[layer], strict=True):
+                new[: self._slots, : self._capacity] = old
+            self._hold(layer, keys, values)
+        self._lengths.extend([0] * (slots - self._slots))
+        for slot in range(self._slots, slots):
             heapq.heappush(self._free, slot)
+        self._slots, self._capacity = slots, capacity

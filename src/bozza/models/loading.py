@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from bozza.errors import ConfigError, ModelError
+from bozza.errors import BozzaError, ConfigError, ModelError, first_line
 from bozza.models import catalog
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -72,9 +72,12 @@ def load(name: str | Path, dtype: str | torch.dtype = "auto", device: str | torc
         if config.is_encoder_decoder:
             raise ModelError(f"{name} is an encoder-decoder; only decoder-only models run here")
         model = AutoModelForCausalLM.from_pretrained(path, dtype=chosen_dtype).to(chosen_device).eval()
-    except (OSError, ValueError, KeyError, RuntimeError) as problem:
-        raise ModelError(f"{name} cannot be loaded: {str(problem).strip().splitlines()[0]}") from problem
-    return Loaded(model, _tokenizer(path), path)
+        tokenizer = _tokenizer(path)
+    except BozzaError:
+        raise
+    except Exception as problem:  # damaged files, missing packages, unknown architectures: all mean the same here
+        raise ModelError(f"{name} cannot be loaded ({first_line(problem)}): check the files in {path}") from problem
+    return Loaded(model, tokenizer, path)
 
 
 def _tokenizer(path: Path) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bozza.core import Draft
-from bozza.errors import UnsupportedModel
+from bozza.errors import UnsupportedModel, first_line
 from bozza.models.runner import RaggedRunner, Row
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -36,12 +36,13 @@ def load_runner(model: Any) -> RaggedRunner:
     runner = RaggedRunner(model)
     try:
         error, bound = probe(runner, model)
-    except UnsupportedModel:
-        raise
+    except UnsupportedModel as problem:
+        raise UnsupportedModel(
+            f"{name} cannot run in ragged passes: {problem}; use transformers' generate for it"
+        ) from problem
     except Exception as problem:  # any failure of unknown modelling code means the same to a user
         raise UnsupportedModel(
-            f"{name} cannot run in ragged passes ({type(problem).__name__}: {str(problem).splitlines()[0][:120]}); "
-            "use transformers' generate for it"
+            f"{name} cannot run in ragged passes ({first_line(problem)}); use transformers' generate for it"
         ) from problem
     if runner.store.layers < model.config.get_text_config(decoder=True).num_hidden_layers:
         raise UnsupportedModel(
@@ -114,5 +115,6 @@ def _plain(model: Any, ids: Sequence[int]) -> Tensor:
 
 
 def _error(logits: Tensor, plain: Tensor) -> float:
-    """Largest difference, relative to the spread of the plain logits."""
-    return float((logits - plain).abs().max() / (plain - plain.mean()).abs().max())
+    """Largest difference, relative to the spread of the plain logits; infinite where one is not a number."""
+    error = float((logits - plain).abs().max() / (plain - plain.mean()).abs().max())
+    return error if error == error else float("inf")

@@ -85,6 +85,7 @@ class RaggedRunner:
         # In 16 bits on a CPU, equal bits for every shape of pass cost little; elsewhere matrix products differ anyway.
         self._equal_bits = self.device.type == "cpu" and self.dtype.itemsize == 2
 
+    @torch.inference_mode()
     def alloc(self) -> int:
         """See `Model.alloc`."""
         return self.store.alloc()
@@ -120,21 +121,23 @@ class RaggedRunner:
     def _forward(self, rows: Sequence[Row], hidden_layers: Sequence[int]) -> ForwardResult:
         ids, spans, wanted = self._lay_out(rows)
         positions = [position for span in spans for position in span.positions]
+        kept = wanted * 2 if self._equal_bits and len(wanted) == 1 else wanted  # the head must not see one row either
         extra = {"output_hidden_states": list(hidden_layers)} if hidden_layers else {}
         with attending(self._configs, Pass(self.store, spans, self.device, self._equal_bits)):
             output = self._model(
                 input_ids=torch.tensor([ids], device=self.device),
                 position_ids=torch.tensor([positions], device=self.device),
                 use_cache=False,
-                logits_to_keep=torch.tensor(wanted, dtype=torch.int64, device=self.device),
+                logits_to_keep=torch.tensor(kept, dtype=torch.int64, device=self.device),
                 **extra,
             )
         for row, span in zip(rows, spans, strict=True):
             self.store.truncate(row.slot, span.start + len(row.tokens) + len(row.draft))  # without a twin
-        logits = output.logits[0].float()
+        logits = output.logits[0, : len(wanted)].float()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the time of a pass is charged to the pass
-        return ForwardResult(logits, {layer: output.hidden_states[layer][0] for layer in hidden_layers})
+        count = sum(len(row.tokens) + len(row.draft) for row in rows)
+        return ForwardResult(logits, {layer: output.hidden_states[layer][0, :count] for layer in hidden_layers})
 
     def _lay_out(self, rows: Sequence[Row]) -> tuple[list[int], list[Span], list[int]]:
         """Token ids of the pass, its spans, and the places whose logits are wanted."""

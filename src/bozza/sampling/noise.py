@@ -99,12 +99,12 @@ def race(logits: Tensor, keys: Tensor, temperature: float = 1.0) -> Tensor:
     chosen = likeliest.topk(min(LIKELY, count), dim=1).indices
     likely, offset = blocked.gather(1, chosen[:, :, None].expand(-1, -1, BLOCK)).max(dim=2)
     known = torch.maximum(known, (likely / temperature - arrivals(keys, chosen * BLOCK + offset).log_()).amax(dim=1))
-    row, block = ((likeliest + gain) >= known[:, None]).nonzero(as_tuple=True)
+    row, block = ((likeliest + gain) >= known[:, None] - 1e-9).nonzero(as_tuple=True)
 
     tokens = block[:, None] * BLOCK + torch.arange(BLOCK, device=logits.device)
     scores, best = (blocked[row, block] / temperature - arrivals(keys[row], tokens).log_()).max(dim=1)
     row_best = scores.new_full((rows,), -math.inf).scatter_reduce_(0, row, scores, "amax")
-    winners = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    winners = torch.zeros(rows, dtype=torch.int64, device=logits.device)  # what a row of NaN gets
     won = scores == row_best[row]
     winners[row[won]] = (block * BLOCK + best)[won]
     return winners
