@@ -17,6 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from transformers.utils import logging
 
 from bozza import LLM, Output, SamplingParams
 from bozza.bench import environment
@@ -113,6 +114,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the table here")
     options = parser.parse_args()
 
+    logging.disable_progress_bar()
     with console.status("fetching and loading the default model (once: about 100 MB)"):
         llm = LLM("smollm2", draft=["ngram"], policy="fixed", dtype="bfloat16", device="cpu")
     plain = llm.with_policy("off")
