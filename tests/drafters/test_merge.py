@@ -30,12 +30,21 @@ def test_union_of_paths_each_once(a, b, c):
 
 
 @given(trees("a"), trees("b"), st.integers(0, 8))
-def test_the_earlier_drafter_keeps_its_nodes_and_its_credit(a, b, nodes):
+def test_what_is_cut_is_deep_and_credit_stays_with_the_first(a, b, nodes):
     merged = merge([a, b], nodes)
     assert len(merged) <= nodes
-    mine = [path for path, drafter in zip(paths(merged), merged.drafters, strict=True) if drafter == "a"]
-    assert set(mine) == set(paths(a)[: len(mine)]) or set(mine) <= set(paths(a))
-    assert not {path for path, d in zip(paths(merged), merged.drafters, strict=True) if d == "b"} & set(mine)
+    assert all(parent < node for node, parent in enumerate(merged.parents))
+    for path, drafter in zip(paths(merged), merged.drafters, strict=True):
+        assert path in (paths(a) if drafter == "a" else paths(b))
+        assert drafter == "a" or path not in paths(a)
+
+
+def test_when_room_is_short_every_drafter_keeps_its_first_tokens():
+    a, b = Draft.chain([1, 2, 3, 4, 5], "a"), Draft.chain([6, 7, 8, 9], "b")
+    assert paths(merge([a, b], 5)) == [(1,), (1, 2), (6,), (6, 7)]
+    assert paths(merge([a, b], 1)) == [(1,)]
+    assert len(merge([a, b], 9)) == 9
+    assert len(merge([a, b], 0)) == 0
 
 
 def test_shared_prefix_becomes_one_branch():
