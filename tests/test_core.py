@@ -33,9 +33,7 @@ def test_unknown_parameters_are_refused():
 def test_a_chain_is_a_tree_without_siblings():
     chain = Draft.chain([4, 5, 6], "x")
     assert chain.parents == (-1, 0, 1)
-    assert chain.is_chain
     assert chain.depths() == [1, 2, 3]
-    assert not Draft((1, 2), (-1, -1), ("x", "x")).is_chain
 
 
 def test_the_head_of_a_tree_is_a_tree():

@@ -38,9 +38,6 @@ class ToyModel:
         del self.tokens[slot]
         self.store.free(slot)
 
-    def length(self, slot: int) -> int:
-        return len(self.tokens[slot])
-
     def truncate(self, slot: int, length: int) -> None:
         del self.tokens[slot][length:]
 

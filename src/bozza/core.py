@@ -74,11 +74,6 @@ class Draft:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
-    def is_chain(self) -> bool:
-        """True when no node has a sibling."""
-        return all(parent == node - 1 for node, parent in enumerate(self.parents))
-
     def depths(self) -> list[int]:
         """Depth of each node; a child of the last committed token has depth 1."""
         depths: list[int] = []

@@ -165,6 +165,14 @@ def test_a_step_interrupted_after_its_pass_leaves_others_right(where):
         oracle.observe = interrupt
     with pytest.raises(KeyboardInterrupt):
         served.step()
+    forward = model.forward
+
+    def checked(rows):
+        for request in served.scheduler.running:
+            assert model.tokens[request.slot] == request.tokens[: request.cached]
+        return forward(rows)
+
+    model.forward = checked
     run(served, *requests)
     assert [request.output for request in requests] == [[(n + i) % VOCAB for i in range(20)] for n in (1, 11)]
 
@@ -231,8 +239,7 @@ def test_negative_control_a_rule_that_accepts_everything_is_noticed():
         def verify(self, logits, requests, drafts):
             verdicts = super().verify(logits, requests, drafts)
             return [
-                type(v)(tuple(range(len(d))), (*d.tokens, v.tokens[-1])) if d.is_chain else v
-                for v, d in zip(verdicts, drafts, strict=True)
+                type(v)(tuple(range(len(d))), (*d.tokens, v.tokens[-1])) for v, d in zip(verdicts, drafts, strict=True)
             ]
 
     oracle = Oracle(VOCAB, (2,))

@@ -129,7 +129,7 @@ def test_any_mixture_of_rows_gives_plain_logits(architecture):
             path = [row - 1 for row in right if row]
             runner.keep(slots[i], last, path)
             done[i] = last + len(path)
-            assert runner.length(slots[i]) == done[i]
+            assert runner.store.length(slots[i]) == done[i]
             at += 1 + len(draft)
     assert checked > 200
 
@@ -176,7 +176,7 @@ def test_an_interrupted_pass_is_undone(dtype):
     with pytest.raises(KeyboardInterrupt):
         runner.forward([Row(slot, [5], Draft.chain([6], "x"))])
     model.forward = forward
-    assert runner.length(slot) == 2
+    assert runner.store.length(slot) == 2
     assert model.config._attn_implementation != "bozza_ragged"
 
 

@@ -129,7 +129,8 @@ class Engine:
         """Ask each drafter once for all its requests, and merge what each request got."""
         found: dict[int, list[Draft]] = {}
         # The pass adds a token of its own, so a request with n tokens left has use for n - 1 guesses.
-        most = {request.id: min(request.remaining - 1, self.scheduler.draft_room()) for request in decoding}
+        room = self.scheduler.draft_room()
+        most = {request.id: min(request.remaining - 1, room) for request in decoding}
         for name, drafter in self._drafters.items():
             asked = [
                 (request, budget)

@@ -50,10 +50,6 @@ class Model(Protocol):
         """Give a slot back."""
         ...
 
-    def length(self, slot: int) -> int:
-        """How many tokens the slot holds."""
-        ...
-
     def forward(self, rows: Sequence[Row], hidden_layers: Sequence[int] = ()) -> ForwardResult:
         """One pass over all rows; afterwards each slot holds the row's tokens and all nodes of its draft."""
         ...
@@ -93,10 +89,6 @@ class RaggedRunner:
     def free(self, slot: int) -> None:
         """See `Model.free`."""
         self.store.free(slot)
-
-    def length(self, slot: int) -> int:
-        """See `Model.length`."""
-        return self.store.length(slot)
 
     def truncate(self, slot: int, length: int) -> None:
         """See `Model.truncate`."""
