@@ -1,7 +1,8 @@
 import pytest
 
-from bozza.core import Draft, RequestStats, SamplingParams
+from bozza.core import Draft, RequestStats
 from bozza.errors import ConfigError
+from bozza.params import SamplingParams
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bozza.core import SamplingParams
+from bozza.core import TokenLogprob
 from bozza.errors import BozzaError, ConfigError, ModelError, PromptError, UnsupportedModel
+from bozza.params import SamplingParams, Structured
 
 if TYPE_CHECKING:
     from bozza.llm import LLM, Output
@@ -22,6 +23,8 @@ __all__ = [
     "PromptError",
     "SamplingParams",
     "Stream",
+    "Structured",
+    "TokenLogprob",
     "UnsupportedModel",
 ]
 

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from bozza.core import STAGES, SamplingParams, Stage, StepStats
+from bozza.core import STAGES, Stage, StepStats
 from bozza.errors import PromptError
 from bozza.llm import LLM, Output
+from bozza.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

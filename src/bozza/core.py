@@ -9,49 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Protocol
 
-from bozza.errors import ConfigError
+from bozza.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort"]
 Stage = Literal["draft", "verify", "sample", "other"]
-LEAST_TEMPERATURE = 1e-3  # below, logits divided by it overflow; greedy decoding is what is meant
 STAGES: tuple[Stage, ...] = ("draft", "verify", "sample", "other")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How one request is decoded.
-
-    `temperature` 0 is greedy: `top_p`, `top_k` and `seed` then have nothing to act on. A request without a `seed` gets
-    a fresh one, so that two unseeded requests never share their noise. `stop_token_ids` end a request like the model's
-    own end tokens; `ignore_eos` switches only the model's own off.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    max_tokens: int = 256
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0: all tokens
-    seed: int | None = None
-    ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("max_tokens", "top_k"):
-            if not isinstance(getattr(self, name), int):
-                raise ConfigError(f"{name} is {getattr(self, name)!r}: use a whole number")
-        if self.max_tokens < 1:
-            raise ConfigError(f"max_tokens is {self.max_tokens}: ask for at least 1")
-        if self.temperature != 0.0 and not LEAST_TEMPERATURE <= self.temperature < float("inf"):
-            raise ConfigError(f"temperature is {self.temperature}: use 0 (greedy) or at least {LEAST_TEMPERATURE}")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ConfigError(f"top_p is {self.top_p}: use a number above 0, up to 1 (1 keeps every token)")
-        if self.top_k < 0:
-            raise ConfigError(f"top_k is {self.top_k}: use 0 (every token) or a positive number")
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +23,22 @@ class Draft:
     """A tree of guessed tokens for one request. Node i continues node `parents[i]`; -1 is the last committed token.
 
     A parent always comes before its children, so a chain is `parents == (-1, 0, 1, ...)`. `drafters[i]` names who
-    proposed node i first. A node is a point mass: nothing is claimed about the distribution it came from.
+    proposed node i first.
+
+    `laws[i]` is the distribution that node i was drawn from, an array of probabilities over the vocabulary, or None for
+    a point mass: a token that was looked up or chosen. Siblings are tried in their order, and each is taken to be
+    drawn from its law without the tokens of the siblings before it. An empty `laws` means point masses throughout.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     drafters: tuple[str, ...] = ()
+    laws: tuple[Any, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], drafter: str) -> Draft:
+    def chain(cls, tokens: Sequence[int], drafter: str, laws: Sequence[Any] = ()) -> Draft:
         """The draft in which each token continues the one before it."""
-        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), (drafter,) * len(tokens))
+        return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)), (drafter,) * len(tokens), tuple(laws))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -83,7 +52,27 @@ class Draft:
 
     def head(self, nodes: int) -> Draft:
         """The first `nodes` nodes; still a tree, since parents come first."""
-        return self if nodes >= len(self) else Draft(self.tokens[:nodes], self.parents[:nodes], self.drafters[:nodes])
+        if nodes >= len(self):
+            return self
+        return Draft(self.tokens[:nodes], self.parents[:nodes], self.drafters[:nodes], self.laws[:nodes])
+
+    def law(self, node: int) -> Any:
+        """What node was drawn from; None for a point mass."""
+        return self.laws[node] if self.laws else None
+
+    def paths(self) -> list[tuple[int, ...]]:
+        """The tokens from the root down to each node, its own included."""
+        paths: list[tuple[int, ...]] = []
+        for parent, token in zip(self.parents, self.tokens, strict=True):
+            paths.append((*(paths[parent] if parent >= 0 else ()), token))
+        return paths
+
+    def children(self) -> dict[int, list[int]]:
+        """The nodes below each node, in order; -1 is the last committed token."""
+        below: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.parents):
+            below.setdefault(parent, []).append(node)
+        return below
 
 
 NO_DRAFT = Draft()
@@ -95,6 +84,36 @@ class Verdict:
 
     path: tuple[int, ...]  # accepted node indices, from the root down
     tokens: tuple[int, ...]  # len(path) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely the model found a token, before temperature, penalties and filters. Rank 1 is the likeliest."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens and their log-probabilities
+
+
+class Watch(Protocol):
+    """Hears each committed token of a request, and may end it there. The engine does not know why."""
+
+    def push(self, token: int) -> bool:
+        """True when the request ends with this token."""
+        ...
+
+
+class Constraint(Watch, Protocol):
+    """A language that the output must belong to; its state is the committed output."""
+
+    def allowed(self, path: Sequence[int]) -> bytes | None:
+        """Which tokens may follow `path` after the committed output: a bit each, lowest first; None: all of them."""
+        ...
+
+    def forced(self, most: int) -> list[int]:
+        """Up to `most` tokens that must, or almost certainly will, come next."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +132,7 @@ class StepStats:
     cached_tokens: int  # tokens that it attended to in the store
     committed: int
     drafted: Mapping[str, int]
+    tested: Mapping[str, int]
     accepted: Mapping[str, int]
     seconds: Mapping[Stage, float]
     draft_seconds: Mapping[str, float]  # the part of seconds["draft"] spent inside each drafter
@@ -128,13 +148,16 @@ class RequestStats:
     """What one request took.
 
     `passes` are the target passes that committed tokens of this request, `prompt_passes` those that only read a chunk
-    of its prompt. Seconds are wall time of the steps that the request took part in, whoever shared them.
+    of its prompt. Of the `drafted` nodes, `tested` are those whose parent stood, so that they were compared at all, and
+    `accepted` those that were committed. Seconds are wall time of the steps that the request took part in, whoever
+    shared them.
     """
 
     passes: int = 0
     prompt_passes: int = 0
     committed: int = 0
     drafted: Counter[str] = field(default_factory=Counter)
+    tested: Counter[str] = field(default_factory=Counter)
     accepted: Counter[str] = field(default_factory=Counter)
     seconds: dict[Stage, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     draft_seconds: dict[str, float] = field(default_factory=dict)
@@ -152,7 +175,7 @@ class RequestStats:
         return self.committed / self.passes if self.passes else 0.0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Request:
     """One generation in flight. `tokens` is the prompt followed by what has been committed."""
 
@@ -163,11 +186,16 @@ class Request:
     seed: int  # always resolved: the params' own, or a fresh one
     end_ids: frozenset[int]  # a committed token in here finishes the request
     limit: int  # most tokens that prompt and output may have together
+    bad_words: tuple[tuple[int, ...], ...] = ()  # the params' own, as token ids
+    constraint: Constraint | None = None
+    watches: tuple[Watch, ...] = ()
     slot: int | None = None  # the scheduler's: set while running
     cached: int = 0  # leading tokens whose keys and values are in the slot
     finish_reason: FinishReason | None = None
     stats: RequestStats = field(default_factory=RequestStats)
     credits: list[str | None] = field(default_factory=list)  # per output token: the drafter that guessed it
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # per output token, if asked for
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)  # per prompt token, if asked for
 
     def commit(self, tokens: Sequence[int], credits: Sequence[str]) -> None:
         """Append tokens, the first of them guessed by the drafters in `credits`."""

@@ -15,9 +15,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bozza.core import SamplingParams
+from bozza.core import Request
+from bozza.params import SamplingParams
 from bozza.sampling.noise import arrivals, race_keys
-from bozza.sampling.sampler import warp
+from bozza.sampling.processors import Place, Processors
+from bozza.sampling.sampler import Filters, warp
 
 FACTOR = 4.0  # two tokens may each move, in either run
 
@@ -26,9 +28,9 @@ FACTOR = 4.0  # two tokens may each move, in either run
 class Difference:
     """The first place where two outputs of one prompt part.
 
-    `margin` is by how much the target prefers one token over the other (logits, divided by the temperature when
-    sampling, noise included), or how far the nearer of them is from being removed or kept by top-k or top-p; None when
-    one output had ended, which no rounding explains. `bound` is how far rounding may move that.
+    `margin` is by how much the target prefers one token over the other (logits after penalties and bans, divided by the
+    temperature when sampling, noise included), or how far the nearer of them is from being removed or kept by a
+    filter; None when one output had ended, which no rounding explains. `bound` is how far rounding may move that.
     """
 
     position: int
@@ -38,10 +40,15 @@ class Difference:
     verdict: Literal["tie", "bug"]
 
 
-def first_difference(
-    model: Any, prompt: Sequence[int], params: SamplingParams, seed: int, plain: Sequence[int], other: Sequence[int]
-) -> Difference | None:
-    """None when the outputs are equal; otherwise where they part, and whether rounding explains it."""
+def first_difference(model: Any, request: Request, plain: Sequence[int], other: Sequence[int]) -> Difference | None:
+    """None when the outputs are equal; otherwise where they part, and whether rounding explains it.
+
+    Args:
+        model: the transformers model.
+        request: as it was before either output; used up.
+        plain: one output.
+        other: the other one.
+    """
     if list(plain) == list(other):
         return None
     shorter = min(len(plain), len(other))
@@ -50,11 +57,20 @@ def first_difference(
         tokens = tuple(out[position] if position < len(out) else None for out in (plain, other))
         return Difference(position, (tokens[0], tokens[1]), None, 0.0, "bug")
     pair = (plain[position], other[position])
-    logits, noise = _logits_and_noise(model, [*prompt, *plain[:position]])
-    margin, bound = _margin(logits, pair, params, seed, position), FACTOR * noise
+    params = request.params
+    request.tokens += plain[:position]
+    if request.constraint is not None:
+        for token in plain[:position]:
+            request.constraint.push(token)
+    logits, noise = _logits_and_noise(model, request.tokens)
+    scores = Processors().apply(logits[None], [Place(request)])[0]
+    margin = _margin(scores, pair, params, request.seed, position)
+    bound = FACTOR * noise * max(params.repetition_penalty, 1.0 / params.repetition_penalty)
     if params.temperature > 0.0:
         bound /= params.temperature
-        margin = min(margin, _distance_to_filter(logits, pair, params))
+        margin = min(margin, _distance_to_filter(scores, pair, params))
+    if math.isnan(margin):  # both are banned
+        margin = math.inf
     return Difference(position, pair, margin, bound, "tie" if margin <= bound else "bug")
 
 
@@ -79,30 +95,48 @@ def _logits_and_noise(model: Any, context: Sequence[int]) -> tuple[Tensor, float
     return logits, max(step, *(float((other - logits).abs().max()) for other in others))
 
 
-def _margin(logits: Tensor, pair: tuple[int, int], params: SamplingParams, seed: int, position: int) -> float:
-    tokens = torch.tensor([pair], device=logits.device)
-    scores = logits[tokens].double()
+def _margin(scores: Tensor, pair: tuple[int, int], params: SamplingParams, seed: int, position: int) -> float:
+    tokens = torch.tensor([pair], device=scores.device)
+    values = scores[tokens].double()
     if params.temperature > 0.0:
-        keys = race_keys([(seed, position)], logits.device)
-        scores = scores / params.temperature - arrivals(keys, tokens).log()
-    return float((scores[0, 0] - scores[0, 1]).abs())
+        keys = race_keys([(seed, position)], scores.device)
+        values = values / params.temperature - arrivals(keys, tokens).log()
+    return float((values[0, 0] - values[0, 1]).abs())
 
 
-def _distance_to_filter(logits: Tensor, pair: tuple[int, int], params: SamplingParams) -> float:
-    """How far logits (over the temperature) must move until top-k or top-p treats one of the two tokens otherwise."""
-    scaled = logits / params.temperature
+def _distance_to_filter(scores: Tensor, pair: tuple[int, int], params: SamplingParams) -> float:
+    """How far scores (over the temperature) must move until a filter treats one of the two tokens otherwise."""
+    scaled = scores / params.temperature
     distances = [float("inf")]
     if 0 < params.top_k < len(scaled):
         least_kept, largest_removed = scaled.topk(params.top_k + 1).values[-2:].tolist()
         values = scaled[list(pair)].tolist()
         distances += [value - largest_removed if value >= least_kept else least_kept - value for value in values]
     if params.top_p < 1.0:
-        law = warp(logits[None], params.temperature, params.top_k, 1.0)[0].double().softmax(dim=0)
+        law = warp(scores[None], Filters(params.temperature, params.top_k))[0].double().softmax(dim=0)
         for token in pair:
             above = float(law[law > law[token]].sum())
             # Moving every logit by d moves the log odds of a mass by at most 2 d.
             distances.append(abs(_log_odds(above) - _log_odds(params.top_p)) / 2)
+    if params.min_p > 0.0:
+        edge = float(scaled.max()) + math.log(params.min_p)
+        distances += [abs(value - edge) / 2 for value in scaled[list(pair)].tolist()]
+    if params.typical_p < 1.0:
+        distances += _distance_to_typical(scores, pair, params)
     return min(distances)
+
+
+def _distance_to_typical(scores: Tensor, pair: tuple[int, int], params: SamplingParams) -> list[float]:
+    law = warp(scores[None], Filters.of(params)._replace(typical_p=1.0))[0].double().softmax(dim=0)
+    information = -law.log().nan_to_num(posinf=math.inf, neginf=-math.inf)
+    entropy = float((law * information.clamp(max=1e9)).sum())
+    oddness = (information - entropy).abs()
+    distances = []
+    for token in pair:
+        before = float(law[oddness < oddness[token]].sum())
+        # The order moves too: information by 2 d, and the entropy with it.
+        distances.append(abs(_log_odds(before) - _log_odds(params.typical_p)) / 8)
+    return distances
 
 
 def _log_odds(mass: float) -> float:

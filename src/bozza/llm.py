@@ -3,43 +3,57 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bozza.core import FinishReason, Request, RequestStats, SamplingParams, StepStats
+from bozza.core import FinishReason, Request, RequestStats, StepStats, TokenLogprob
 from bozza.drafters import Drafter, NgramDrafter
+from bozza.drafters.grammar import GrammarDrafter
 from bozza.drafters.model import ModelDrafter
 from bozza.drafters.spec import DraftSpec, check_drafting, drafter_names
 from bozza.engine import Engine
 from bozza.engine.scheduler import check_limits
-from bozza.errors import ConfigError, ModelError, PromptError, first_line
+from bozza.errors import ConfigError, ModelError
 from bozza.exactness import Difference, first_difference
+from bozza.intake import Intake, Message, sample_seed
 from bozza.leader import Fixed, Leader, Off
 from bozza.models.loading import Loaded, end_ids, load
 from bozza.models.probe import load_runner
 from bozza.models.vocabulary import check_same_vocabulary
-from bozza.rules import Coupled
+from bozza.params import SamplingParams
+from bozza.rules import RULES
 from bozza.stream import Stream
-from bozza.text import decode
+from bozza.text import OutputText, decode
 
 Prompt = str | Sequence[int]
-Message = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What one prompt became. `token_ids` holds the end token if there was one; `text` shows no special tokens."""
+    """What one prompt became.
+
+    `token_ids` holds the end token if there was one; `text` shows no special tokens, and ends before a stop string.
+    The log-probabilities are None unless asked for. With `n` > 1 the other outputs of the prompt are in `others`.
+    """
 
     prompt_token_ids: list[int]
     token_ids: list[int]
     text: str
     finish_reason: FinishReason
     stats: RequestStats
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    others: list[Output] = field(default_factory=list)
+
+    @property
+    def samples(self) -> list[Output]:
+        """All outputs of the prompt, this one first."""
+        return [self, *self.others]
 
 
 class LLM:
@@ -50,8 +64,10 @@ class LLM:
             evaluation mode and otherwise left as it is).
         tokenizer: needed for text when `model` is a loaded one; otherwise it comes with the model.
         draft: drafter specifications, in order of trust: "ngram", "ngram:min=1,max=8,k=10", "model:NAME_OR_FOLDER,k=4".
-            The default is "ngram", or nothing with policy "off".
+            The default is "grammar" (forced tokens of structured output) and "ngram", or nothing with policy "off".
         policy: "fixed" drafts k tokens with every drafter at every step, "off" decodes plainly.
+        rule: "coupled": one seed gives one text, whatever is drafted; "rejection" and "block": the law of the output is
+            the target's, the text depends on the drafts too (see `bozza.rules`). Greedy output is the same under all.
         dtype: "auto" (the checkpoint's), "bfloat16", "float16", "float32", or a torch dtype.
         device: "auto" (a GPU when there is one), "cpu", "cuda", "cuda:1".
         max_batch: most requests in one pass; more wait.
@@ -70,43 +86,53 @@ class LLM:
         tokenizer: Any = None,
         draft: Sequence[str] | None = None,
         policy: str = "fixed",
+        rule: str = "coupled",
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         max_batch: int = 32,
         token_budget: int = 512,
         fresh_seed: Callable[[], int] = lambda: secrets.randbits(63),
     ) -> None:
-        specs = check_drafting(draft, policy)
+        specs = check_drafting(draft, policy, rule)
         check_limits(max_batch, token_budget)
         loaded = _load_target(model, tokenizer, dtype, device)
         self.tokenizer = loaded.tokenizer
         self.model_path = loaded.path
         self.runner = load_runner(loaded.model)
         self._loaded = loaded
+        self._intake = Intake(loaded.tokenizer, self.runner.vocab_size, end_ids(loaded.model))
         self._fresh_seed = fresh_seed
         self._max_batch, self._token_budget = max_batch, token_budget
         self._draft_models = {
             spec.model: load_draft_model(spec.model, loaded) for spec in specs if spec.model is not None
         }
-        self._set_policy(specs, policy)
+        self._set_policy(specs, policy, rule)
 
-    def with_policy(self, policy: str, draft: Sequence[str] | None = None, *, max_batch: int | None = None) -> LLM:
+    def with_policy(
+        self,
+        policy: str,
+        draft: Sequence[str] | None = None,
+        *,
+        rule: str | None = None,
+        max_batch: int | None = None,
+    ) -> LLM:
         """Another LLM over the same loaded models. Draft models must be among those of this one.
 
         Raises:
             ConfigError: as for `LLM`.
         """
-        specs = check_drafting(draft, policy)
+        rule = self.rule if rule is None else rule
+        specs = check_drafting(draft, policy, rule)
         if missing := [spec.model for spec in specs if spec.model and spec.model not in self._draft_models]:
             raise ConfigError(f"draft model {missing[0]} is not loaded: name it when the LLM is made")
         twin = object.__new__(LLM)
         twin.__dict__.update(self.__dict__)
         twin._max_batch = self._max_batch if max_batch is None else max_batch
-        twin._set_policy(specs, policy)
+        twin._set_policy(specs, policy, rule)
         return twin
 
-    def _set_policy(self, specs: Sequence[DraftSpec], policy: str) -> None:
-        self.policy, self.draft = policy, tuple(spec.text for spec in specs)
+    def _set_policy(self, specs: Sequence[DraftSpec], policy: str, rule: str) -> None:
+        self.policy, self.rule, self.draft = policy, rule, tuple(spec.text for spec in specs)
         names = drafter_names(specs)
         drafters = [self._drafter(spec, name) for spec, name in zip(specs, names, strict=True)]
         leader: Leader = Off()
@@ -115,7 +141,7 @@ class LLM:
         self.engine = Engine(
             self.runner,
             drafters,
-            Coupled(),
+            RULES[rule](),
             leader,
             end_ids=end_ids(self._loaded.model),
             max_running=self._max_batch,
@@ -124,7 +150,10 @@ class LLM:
 
     def _drafter(self, spec: DraftSpec, name: str) -> Drafter:
         if spec.model is not None:
-            return ModelDrafter(self._draft_models[spec.model], self.runner.vocab_size, name)
+            model = self._draft_models[spec.model]
+            return ModelDrafter(model, self.runner.vocab_size, name, coupled=RULES[self.rule].coupled)
+        if spec.kind == "grammar":
+            return GrammarDrafter(name)
         return NgramDrafter(**{f"{size}_n": n for size, n in spec.options.items()}, name=name)
 
     def generate(
@@ -144,7 +173,8 @@ class LLM:
         Raises:
             PromptError: a prompt is empty, too long or not of this model; nothing is generated then.
         """
-        requests = self._add_all(prompts, params)
+        groups = self._add_all(prompts, params)
+        requests = [request for group in groups for request in group]
         try:
             while not all(request.finished for request in requests):
                 step = self.engine.step()
@@ -152,11 +182,20 @@ class LLM:
                     on_step(step)
         finally:
             self._abort(requests)
-        return [self._output(request) for request in requests]
+        outputs = [[self._output(request) for request in group] for group in groups]
+        return [replace(first, others=others) for first, *others in outputs]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
-        """Continue one prompt, yielding the tokens of each pass as they are committed. Closing the stream ends it."""
-        return Stream(self.engine, self._add(prompt, params or SamplingParams()), self.tokenizer)
+        """Continue one prompt, yielding the tokens of each pass as they are committed. Closing the stream ends it.
+
+        Raises:
+            PromptError: as for `generate`.
+            ConfigError: several outputs are asked for.
+        """
+        params = params or SamplingParams()
+        if params.n > 1:
+            raise ConfigError(f"a stream is one output, n is {params.n}: use generate, or one stream for each")
+        return Stream(self.engine, self._add(prompt, params)[0], self.tokenizer)
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> Output:
         """Answer a conversation of {"role", "content"} messages in the model's own chat template."""
@@ -174,61 +213,48 @@ class LLM:
         """
         if params.temperature > 0.0 and params.seed is None:
             raise ConfigError("sampled outputs can only be compared with the seed that made both: set params.seed")
-        prompt, seed = plain.prompt_token_ids, params.seed or 0
-        return first_difference(self._loaded.model, prompt, params, seed, plain.token_ids, other.token_ids)
+        fresh = self._requests(plain.prompt_token_ids, params, params.seed or 0)[0]
+        return first_difference(self._loaded.model, fresh, plain.token_ids, other.token_ids)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text as it stands; the tokenizer adds what it always adds (often a BOS token, or nothing)."""
-        if not text:
-            raise PromptError("the prompt is empty: give some text")
-        ids: list[int] = self._text_tokenizer()(text)["input_ids"]
-        return ids
+        return self._intake.encode(text)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation in the model's chat template, ready for the assistant's answer."""
-        tokenizer = self._text_tokenizer()
-        if not messages:
-            raise PromptError("the conversation is empty: give at least one message")
-        for message in messages:
-            if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-                raise PromptError(f"a message needs 'role' and 'content', this is not one: {str(message)[:80]}")
-        if not tokenizer.chat_template:
-            raise PromptError("this model has no chat template: give plain text to generate instead")
-        try:
-            ids: list[int] = tokenizer.apply_chat_template(
-                [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=True
-            )["input_ids"]
-        except Exception as problem:  # a template may raise whatever it likes, about roles it does not know for one
-            raise PromptError(
-                f"the model's chat template refuses this conversation ({first_line(problem)})"
-            ) from problem
-        return ids
-
-    def _text_tokenizer(self) -> Any:
-        if self.tokenizer is None:
-            raise PromptError("this LLM has no tokenizer: give token ids, or LLM(model, tokenizer=...)")
-        return self.tokenizer
+        return self._intake.encode_chat(messages)
 
     def _add_all(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[Request]:
+    ) -> list[list[Request]]:
         many: Sequence[Any] = [prompts] if _is_one(prompts) else prompts
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(many)
         if len(params) != len(many):
             raise ConfigError(f"{len(params)} sampling parameters for {len(many)} prompts: give one, or one for each")
-        requests: list[Request] = []
+        groups: list[list[Request]] = []
         try:
             for prompt, chosen in zip(many, params, strict=True):
-                requests.append(self._add(prompt, chosen))
+                groups.append(self._add(prompt, chosen))
         except BaseException:
-            self._abort(requests)
+            self._abort([request for group in groups for request in group])
             raise
+        return groups
+
+    def _add(self, prompt: Prompt, params: SamplingParams) -> list[Request]:
+        """Queue the requests of one prompt: one for each output."""
+        ids = self.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        seed = self._fresh_seed() if params.seed is None else params.seed
+        requests = self._requests(ids, params, seed)
+        for request in requests:
+            self.engine.submit(request)
         return requests
 
-    def _add(self, prompt: Prompt, params: SamplingParams) -> Request:
-        ids = self.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
-        return self.engine.add(ids, params, self._fresh_seed() if params.seed is None else params.seed)
+    def _requests(self, ids: Sequence[int], params: SamplingParams, seed: int) -> list[Request]:
+        return [
+            self.engine.request(ids, params, sample_seed(seed, index), **self._intake.extras(params))
+            for index in range(params.n)
+        ]
 
     def _abort(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -238,8 +264,17 @@ class LLM:
         if request.finish_reason is None:
             raise RuntimeError(f"request {request.id} has not finished")
         ids = request.output
+        texts = [watch for watch in request.watches if isinstance(watch, OutputText)]
         text = decode(self.tokenizer, ids) if self.tokenizer is not None else ""
-        return Output(request.tokens[: request.prompt_len], ids, text, request.finish_reason, request.stats)
+        return Output(
+            request.tokens[: request.prompt_len],
+            ids,
+            texts[0].finish() if texts else text,
+            request.finish_reason,
+            request.stats,
+            None if request.params.logprobs is None else request.logprobs,
+            None if request.params.prompt_logprobs is None else request.prompt_logprobs,
+        )
 
 
 def load_draft_model(name: str, target: Loaded) -> Any:

@@ -6,19 +6,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bozza.core import FinishReason, Request, RequestStats
+from bozza.core import FinishReason, Request, RequestStats, TokenLogprob
 from bozza.engine import Engine
-from bozza.text import Detokenizer
+from bozza.text import OutputText
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a stream: the tokens of one pass. `drafters[i]` guessed token i; None: the target made it."""
+    """A piece of a stream: the tokens of one pass. `drafters[i]` guessed token i; None: the target made it.
+
+    `text` is what has become certain; it waits while a character, or what may be a stop string, is unfinished.
+    """
 
     text: str
     token_ids: list[int]
     drafters: list[str | None]
     finish_reason: FinishReason | None
+    logprobs: list[TokenLogprob] | None = None  # one per token, if asked for
 
 
 class Stream(Iterator[Chunk]):
@@ -30,7 +34,8 @@ class Stream(Iterator[Chunk]):
     def __init__(self, engine: Engine, request: Request, tokenizer: Any) -> None:
         self._engine = engine
         self._request = request
-        self._detokenizer = Detokenizer(tokenizer) if tokenizer is not None else None
+        self._watched = next((watch for watch in request.watches if isinstance(watch, OutputText)), None)
+        self._text = OutputText(tokenizer) if self._watched is None and tokenizer is not None else self._watched
         self._seen = 0
 
     @property
@@ -50,11 +55,13 @@ class Stream(Iterator[Chunk]):
                 raise StopIteration
             self._engine.step()
         ids, credits = request.output[self._seen :], request.credits[self._seen :]
+        logprobs = None if request.params.logprobs is None else request.logprobs[self._seen :]
         self._seen += len(ids)
-        text = ""
-        if self._detokenizer:
-            text = self._detokenizer.push(ids) + (self._detokenizer.flush() if request.finished else "")
-        return Chunk(text, ids, credits, request.finish_reason)
+        if self._text is not None and self._watched is None:
+            for token in ids:
+                self._text.push(token)
+        text = self._text.take(request.finished) if self._text is not None else ""
+        return Chunk(text, ids, credits, request.finish_reason, logprobs)
 
     def close(self) -> None:
         """End the request now."""

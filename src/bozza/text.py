@@ -47,3 +47,57 @@ def decode(tokenizer: Any, ids: Sequence[int]) -> str:
     """Text without special tokens and without cosmetic changes to spaces."""
     text: str = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return text
+
+
+class OutputText:
+    """The text of one output as it grows, up to the first stop string. A `Watch` of its request.
+
+    Args:
+        tokenizer: decodes.
+        stops: texts that end the output; of those that one token completes, the one that begins first counts.
+        min_tokens: no stop string that is complete before this many tokens counts.
+    """
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = tuple(stops)
+        self._min_tokens = min_tokens
+        self._pushed = 0
+        self._text = ""
+        self._end: int | None = None  # where the text ends, once that is known
+        self._taken = 0
+
+    def push(self, token: int) -> bool:
+        """See `Watch.push`: True when the token completes a stop string."""
+        known = len(self._text)
+        self._text += self._detokenizer.push([token])
+        self._pushed += 1
+        if self._stops and self._pushed >= self._min_tokens:
+            # What was complete before this token must not be found again.
+            found = [self._text.find(stop, max(0, known - len(stop) + 1)) for stop in self._stops]
+            self._end = min((start for start in found if start >= 0), default=None)
+        return self._end is not None
+
+    def finish(self) -> str:
+        """The whole text of the finished output."""
+        if self._end is None:
+            self._text += self._detokenizer.flush()
+            self._end = len(self._text)
+        return self._text[: self._end]
+
+    def take(self, finished: bool) -> str:
+        """What has become certain since the last time: a beginning of a stop string waits until it is none."""
+        if finished:
+            self.finish()
+        end = len(self._text) - self._held() if self._end is None else self._end
+        piece = self._text[self._taken : end]
+        self._taken = max(self._taken, end)
+        return piece
+
+    def _held(self) -> int:
+        """Characters at the end of the text that a stop string may begin with."""
+        longest = max(map(len, self._stops), default=0) - 1
+        for length in range(min(longest, len(self._text)), 0, -1):
+            if any(stop.startswith(self._text[-length:]) for stop in self._stops):
+                return length
+        return 0

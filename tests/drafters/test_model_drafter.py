@@ -1,9 +1,10 @@
 import pytest
 import torch
 
-from bozza.core import Request, SamplingParams
+from bozza.core import Request
 from bozza.drafters.model import CHUNK, ModelDrafter
 from bozza.models.probe import load_runner
+from bozza.params import SamplingParams
 from tiny import VOCAB, shallower, tiny
 from toy import ToyModel, cycle
 

@@ -2,9 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bozza.core import Request, SamplingParams
+from bozza.core import Request
 from bozza.drafters.ngram import NgramDrafter, NgramIndex
 from bozza.errors import ConfigError
+from bozza.params import SamplingParams
 
 texts = st.lists(st.integers(0, 3), max_size=60)
 

@@ -2,10 +2,11 @@ import itertools
 
 import pytest
 
-from bozza.core import Draft, SamplingParams
+from bozza.core import Draft
 from bozza.engine import Engine
 from bozza.errors import ConfigError, PromptError
 from bozza.leader import Fixed, Off
+from bozza.params import SamplingParams
 from bozza.rules import Coupled
 from toy import Oracle, ToyModel, cycle
 

@@ -1,8 +1,9 @@
 import pytest
 
-from bozza.core import Draft, Request, SamplingParams
+from bozza.core import Draft, Request
 from bozza.engine.scheduler import Scheduler
 from bozza.errors import ConfigError
+from bozza.params import SamplingParams
 from toy import cycle
 
 

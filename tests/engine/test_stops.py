@@ -1,7 +1,8 @@
 import pytest
 
-from bozza.core import Request, SamplingParams
+from bozza.core import Request
 from bozza.engine.stops import cut
+from bozza.params import SamplingParams
 
 
 def request(limit, ends=(9,), prompt=(1, 2)):

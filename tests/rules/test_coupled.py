@@ -3,7 +3,8 @@ import itertools
 import pytest
 import torch
 
-from bozza.core import Draft, Request, SamplingParams
+from bozza.core import Draft, Request
+from bozza.params import SamplingParams
 from bozza.rules import Coupled
 from bozza.sampling.sampler import Draw, draw_tokens
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from bozza.core import SamplingParams
-from bozza.sampling.sampler import Draw, draw_tokens, warp
+from bozza.params import SamplingParams
+from bozza.sampling.sampler import Draw, Filters, draw_tokens, warp
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
@@ -17,12 +17,12 @@ def test_filters_keep_what_transformers_keeps(temperature, top_k, top_p, scale):
         expected = TopKLogitsWarper(top_k)(None, expected)
     if top_p < 1.0:
         expected = TopPLogitsWarper(top_p)(None, expected)
-    assert torch.equal(warp(logits, temperature, top_k, top_p), expected)
+    assert torch.equal(warp(logits, Filters(temperature, top_k, top_p)), expected)
 
 
 def test_a_nucleus_larger_than_the_first_look_is_found():
     logits = torch.zeros(1, 5000) + torch.arange(5000) * 1e-5
-    kept = ~warp(logits, 1.0, 0, 0.5).isinf()
+    kept = ~warp(logits, Filters(top_p=0.5)).isinf()
     assert 2400 < int(kept.sum()) < 2600
     assert kept[0, -1]
 

@@ -44,6 +44,8 @@ def bench(
     top_p: o.TopP = None,
     top_k: o.TopK = None,
     seed: o.Seed = None,
+    more: o.Set = None,
+    rule: o.Rule = "coupled",
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     batch: o.Batch = 1,
@@ -59,7 +61,7 @@ def bench(
 
     A fair comparison emits the same number of tokens: use --max-tokens N --ignore-eos.
     """
-    params = o.sampling(max_tokens, temperature, top_p, top_k, seed, ignore_eos)
+    params = o.sampling(max_tokens, temperature, top_p, top_k, seed, ignore_eos, more=more)
     if temperature > 0.0 and seed is None:
         raise ConfigError("sampled outputs can only be compared with a seed: add --seed")
     if file is None and not as_json:
@@ -68,7 +70,7 @@ def bench(
         _check_writable(file)
     if not prompts.is_file():
         raise ConfigError(f"--prompts {prompts}: there is no such file")
-    llm = o.load_llm(model, draft, policy, dtype, device, batch)
+    llm = o.load_llm(model, draft, policy, dtype, device, batch, rule)
     from bozza.bench import load_cases, run_bench, runs_needed
 
     cases = load_cases(prompts, llm, limit)

@@ -24,29 +24,30 @@ def chat(
     top_p: o.TopP = None,
     top_k: o.TopK = None,
     seed: o.Seed = None,
+    stop: o.Stop = None,
+    json_schema: o.JsonSchema = None,
+    regex: o.Regex = None,
+    grammar: o.Grammar = None,
+    more: o.Set = None,
+    rule: o.Rule = "coupled",
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     as_json: o.Json = False,
 ) -> None:
     """Talk to a model in its own chat template. An empty line or Ctrl-D ends the conversation."""
-    params = o.sampling(max_tokens, temperature, top_p, top_k, seed)
+    shape = o.structured(json_schema, regex, grammar)
+    params = o.sampling(max_tokens, temperature, top_p, top_k, seed, more=more, stop=stop, structured=shape)
+    if params.n > 1:
+        raise ConfigError(f"a conversation goes on from one answer, n is {params.n}: drop --set n")
     if as_json and message is None:
         raise ConfigError("--json answers one message: give it as an argument")
-    llm = o.load_llm(model, draft, policy, dtype, device)
+    llm = o.load_llm(model, draft, policy, dtype, device, rule=rule)
     messages = [{"role": "system", "content": system}] if system else []
     if message is not None:
         messages.append({"role": "user", "content": message})
         if as_json:
             output = llm.chat(messages, params)
-            show.print_json(
-                {
-                    "messages": messages,
-                    "text": output.text,
-                    "token_ids": output.token_ids,
-                    "finish_reason": output.finish_reason,
-                    "stats": show.stats_document(output.stats),
-                }
-            )
+            show.print_json({"messages": messages} | show.output_document(output))
         else:
             stream(llm, llm.encode_chat(messages), params)
         return

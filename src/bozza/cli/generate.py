@@ -12,8 +12,8 @@ from rich.text import Text
 
 from bozza.cli import options as o
 from bozza.cli import show
-from bozza.core import SamplingParams
 from bozza.errors import PromptError
+from bozza.params import SamplingParams
 
 
 def generate(
@@ -27,24 +27,32 @@ def generate(
     top_p: o.TopP = None,
     top_k: o.TopK = None,
     seed: o.Seed = None,
+    stop: o.Stop = None,
+    json_schema: o.JsonSchema = None,
+    regex: o.Regex = None,
+    grammar: o.Grammar = None,
+    more: o.Set = None,
+    rule: o.Rule = "coupled",
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     batch: o.Batch = 32,
     as_json: o.Json = False,
 ) -> None:
     """Continue one or more texts as they stand (no chat template)."""
-    params = o.sampling(max_tokens, temperature, top_p, top_k, seed, ignore_eos)
+    shape = o.structured(json_schema, regex, grammar)
+    params = o.sampling(max_tokens, temperature, top_p, top_k, seed, ignore_eos, more=more, stop=stop, structured=shape)
     texts = prompts or [_standard_input()]
-    llm = o.load_llm(model, draft, policy, dtype, device, batch)
+    llm = o.load_llm(model, draft, policy, dtype, device, batch, rule)
     if as_json:
         show.print_json({"outputs": [_document(text, output) for text, output in _decode_all(llm, texts, params)]})
-    elif len(texts) == 1:
+    elif len(texts) == 1 and params.n == 1:
         stream(llm, llm.encode(texts[0]), params)
     else:
         for text, output in _decode_all(llm, texts, params):
-            o.out.print(Text(text, style="bold"), end="", soft_wrap=True)
-            show.write(output.text + "\n")
-            o.err.print(f"[dim]{show.stats_line(output.stats)}[/dim]\n")
+            for sample in output.samples:
+                o.out.print(Text(text, style="bold"), end="", soft_wrap=True)
+                show.write(sample.text + "\n")
+                o.err.print(f"[dim]{show.stats_line(sample.stats)}[/dim]\n")
 
 
 def stream(llm: Any, ids: list[int], params: SamplingParams) -> str:
@@ -67,16 +75,11 @@ def _standard_input() -> str:
 
 def _decode_all(llm: Any, texts: Sequence[str], params: SamplingParams) -> list[tuple[str, Any]]:
     with Progress(console=o.err, transient=True) as progress:
-        task = progress.add_task("decoding", total=len(texts) * params.max_tokens)
+        task = progress.add_task("decoding", total=len(texts) * params.n * params.max_tokens)
         outputs = llm.generate(texts, params, on_step=lambda step: progress.advance(task, step.committed))
     return list(zip(texts, outputs, strict=True))
 
 
 def _document(text: str, output: Any) -> dict[str, Any]:
-    return {
-        "prompt": text,
-        "text": output.text,
-        "token_ids": output.token_ids,
-        "finish_reason": output.finish_reason,
-        "stats": show.stats_document(output.stats),
-    }
+    first, *others = [show.output_document(sample) for sample in output.samples]
+    return {"prompt": text} | first | ({"others": others} if others else {})

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from bozza.core import SamplingParams
 from bozza.errors import ConfigError
+from bozza.params import SamplingParams, Structured
 
 out = Console(highlight=False)  # results
 err = Console(stderr=True, highlight=False)  # everything said about them
@@ -16,7 +20,9 @@ err = Console(stderr=True, highlight=False)  # everything said about them
 Model = Annotated[str, typer.Option("--model", "-m", help="Alias, folder, .gguf file or hub id.")]
 Draft = Annotated[
     list[str] | None,
-    typer.Option("--draft", "-d", help="Drafter; repeatable: ngram, ngram:min=1,max=8,k=10, model:NAME_OR_FOLDER,k=4."),
+    typer.Option(
+        "--draft", "-d", help="Drafter; repeatable: grammar, ngram, ngram:max=8,k=10, model:NAME_OR_FOLDER,k=4."
+    ),
 ]
 Policy = Annotated[str, typer.Option("--policy", help="fixed: always draft k tokens. off: plain decoding.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens of an output.")]
@@ -25,6 +31,24 @@ Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is gr
 TopP = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest tokens of this total mass.")]
 TopK = Annotated[int | None, typer.Option("--top-k", help="Keep this many of the likeliest tokens.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="One seed, one text. Without it each run differs.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text that ends the output; repeatable.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="NAME=VALUE",
+        help="Any other sampling parameter, repeatable: min_p=0.1, repetition_penalty=1.1, n=3, logprobs=5, "
+        'bad_words=["foo"].',
+    ),
+]
+JsonSchema = Annotated[Path | None, typer.Option("--json-schema", help="File with a JSON schema for the output.")]
+Regex = Annotated[str | None, typer.Option("--regex", help="Expression that the whole output must match.")]
+Grammar = Annotated[Path | None, typer.Option("--grammar", help="File with a Lark grammar for the output.")]
+Rule = Annotated[
+    str,
+    typer.Option("--rule", help="coupled: one seed, one text. rejection, block: the same law, other coins."),
+]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto (the checkpoint's), bfloat16, float16 or float32.")]
 Device = Annotated[str, typer.Option("--device", help="auto (a GPU when there is one), cpu, cuda, cuda:1.")]
 Batch = Annotated[int, typer.Option("--batch", "-b", help="Most prompts in one pass.")]
@@ -38,10 +62,16 @@ def sampling(
     top_k: int | None,
     seed: int | None,
     ignore_eos: bool = False,
+    *,
+    more: Sequence[str] | None = None,
+    stop: Sequence[str] | None = None,
+    structured: Structured | None = None,
 ) -> SamplingParams:
     """Sampling parameters from flags; flags that could not have an effect are refused."""
+    extra = _settings(more or ())
     if temperature == 0.0:
         given = {"--top-p": top_p, "--top-k": top_k, "--seed": seed}
+        given |= {f"--set {name}": extra.get(name) for name in ("min_p", "typical_p", "n")}
         if useless := [flag for flag, value in given.items() if value is not None]:
             raise ConfigError(f"{useless[0]} has no effect on greedy decoding: add --temperature, or drop it")
     return SamplingParams(
@@ -51,14 +81,51 @@ def sampling(
         top_k=0 if top_k is None else top_k,
         seed=seed,
         ignore_eos=ignore_eos,
+        stop=tuple(stop or ()),
+        structured=structured,
+        **extra,
     )
 
 
-def load_llm(model: str, draft: list[str] | None, policy: str, dtype: str, device: str, batch: int = 1) -> Any:
+def _settings(pairs: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE pairs; a value is JSON where it can be, otherwise text."""
+    own = {"max_tokens", "temperature", "top_p", "top_k", "seed", "ignore_eos", "stop", "structured"}
+    known = {entry.name for entry in fields(SamplingParams)} - own - {"logits_processors"}
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if name in own:
+            raise ConfigError(f"--set {pair}: {name} has a flag of its own")
+        if name not in known or not equals:
+            raise ConfigError(f"--set {pair}: write NAME=VALUE, with one of {', '.join(sorted(known))}")
+        try:
+            settings[name] = json.loads(value)
+        except json.JSONDecodeError:
+            settings[name] = value
+    return settings
+
+
+def structured(schema: Path | None, regex: str | None, grammar: Path | None) -> Structured | None:
+    """What the output must belong to, from flags; None if nothing is said."""
+    if schema is None and regex is None and grammar is None:
+        return None
+    texts: dict[str, str | None] = {"--json-schema": None, "--grammar": None}
+    for flag, file in (("--json-schema", schema), ("--grammar", grammar)):
+        if file is not None:
+            try:
+                texts[flag] = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as problem:
+                raise ConfigError(f"{flag} {file}: cannot be read ({problem})") from problem
+    return Structured(json_schema=texts["--json-schema"], regex=regex, grammar=texts["--grammar"])
+
+
+def load_llm(
+    model: str, draft: list[str] | None, policy: str, dtype: str, device: str, batch: int = 1, rule: str = "coupled"
+) -> Any:
     """The LLM that the flags describe. Wrong flags fail before torch is imported and a model is read."""
     from bozza.drafters.spec import check_drafting
 
-    check_drafting(draft, policy)
+    check_drafting(draft, policy, rule)
     if batch < 1:
         raise ConfigError(f"--batch {batch}: use at least 1")
     with err.status(f"loading {model}"):
@@ -69,6 +136,7 @@ def load_llm(model: str, draft: list[str] | None, policy: str, dtype: str, devic
             model,
             draft=draft,
             policy=policy,
+            rule=rule,
             dtype=dtype,
             device=device,
             max_batch=batch,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from rich import box
@@ -29,6 +29,20 @@ def stats_document(stats: RequestStats) -> dict[str, Any]:
     """Statistics of one request as JSON."""
     known = {entry.name: getattr(stats, entry.name) for entry in fields(stats)}
     return known | {"committed_per_pass": stats.committed_per_pass}
+
+
+def output_document(output: Any) -> dict[str, Any]:
+    """One output as JSON; log-probabilities only if they were asked for."""
+    document = {
+        "text": output.text,
+        "token_ids": output.token_ids,
+        "finish_reason": output.finish_reason,
+        "stats": stats_document(output.stats),
+    }
+    for name in ("logprobs", "prompt_logprobs"):
+        if (entries := getattr(output, name)) is not None:
+            document[name] = [entry and asdict(entry) for entry in entries]
+    return document
 
 
 def stats_line(stats: RequestStats) -> str:

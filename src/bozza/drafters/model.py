@@ -1,7 +1,8 @@
 """A smaller model with the target's vocabulary drafts a chain, one pass of all its requests per token.
 
-It draws with the target's own noise: where both models give a token the best chance, they draw the same one. That is
-only sound under a rule that accepts by equality (`coupled`), never beside an acceptance draw.
+Under a rule that accepts by equality (`coupled`) it draws with the target's own noise: where both models give a token
+the best chance, they draw the same one. Beside acceptance draws (`rejection`, `block`) it draws with a noise of its own
+and says from what, with the same temperature, filters, penalties and bans as the target.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from bozza.core import NO_DRAFT, Draft, Request
 from bozza.models.runner import Model, Row
-from bozza.sampling.sampler import Draw, draw_tokens
+from bozza.sampling.chance import Coins
+from bozza.sampling.processors import Place
+from bozza.sampling.sampler import Sampler
 
 CHUNK = 512  # prompt tokens per request and pass
 
@@ -30,10 +35,13 @@ class ModelDrafter:
     Args:
         model: the draft model, ready to run.
         vocab_size: the target's; a token at or above it is never proposed, however far either embedding is padded.
+        coupled: draw with the noise of the output (see `Rule.coupled`).
     """
 
-    def __init__(self, model: Model, vocab_size: int, name: str = "model") -> None:
+    def __init__(self, model: Model, vocab_size: int, name: str = "model", *, coupled: bool = True) -> None:
         self.name = name
+        self._coupled = coupled
+        self._sampler = Sampler(in_turn=False)
         self._model = model
         self._vocab = min(vocab_size, model.vocab_size)
         self._states: dict[int, _State] = {}
@@ -55,26 +63,38 @@ class ModelDrafter:
         ]
         able = [pair for pair in zip(requests, room, strict=True) if pair[1] > 0 and self._reads(pair[0])]
         drafted = self._draw_chains(able)
-        return [
-            Draft.chain(drafted[request.id], self.name) if request.id in drafted else NO_DRAFT for request in requests
-        ]
+        return [drafted.get(request.id, NO_DRAFT) for request in requests]
 
     def stop(self, request: Request) -> None:
         """See `Drafter.stop`."""
         if state := self._states.pop(request.id, None):
             self._model.free(state.slot)
 
-    def _draw_chains(self, able: Sequence[tuple[Request, int]]) -> dict[int, list[int]]:
+    def _draw_chains(self, able: Sequence[tuple[Request, int]]) -> dict[int, Draft]:
         chains: dict[int, list[int]] = {request.id: [] for request, _ in able}
+        laws: dict[int, list[Tensor]] = {request.id: [] for request, _ in able}
+        coins = {request.id: Coins(request, "draft") for request, _ in able}
         pending = {request.id: self._unread(request) for request, _ in able}
         self._read_prompts(pending)
         for depth in range(max((budget for _, budget in able), default=0)):
-            active = [request for request, budget in able if budget > depth]
-            tokens = self._next_tokens(active, [pending[request.id] for request in active], depth)
-            for request, token in zip(active, tokens, strict=True):
-                chains[request.id].append(token)
-                pending[request.id] = [token]
-        return chains
+            # A law of nothing but NaN gives no token, and its chain ends there.
+            active = [request for request, budget in able if budget > depth and len(chains[request.id]) == depth]
+            if not active:
+                break
+            logits = self._read(active, [pending[request.id] for request in active])
+            places = [Place(request, tuple(chains[request.id])) for request in active]
+            if self._coupled:
+                tokens = self._sampler.draw(logits, places)
+                for request, token in zip(active, tokens, strict=True):
+                    chains[request.id].append(token)
+            else:
+                for request, law in zip(active, self._sampler.laws(logits, places), strict=True):
+                    if bool(law.sum() > 0.0):
+                        laws[request.id].append(law)
+                        chains[request.id].append(coins[request.id].pick(law))
+            for request in active:
+                pending[request.id] = chains[request.id][-1:]
+        return {id_: Draft.chain(tokens, self.name, laws[id_]) for id_, tokens in chains.items()}
 
     def _reads(self, request: Request) -> bool:
         """Whether the draft model has all of the request's tokens."""
@@ -98,14 +118,15 @@ class ModelDrafter:
     def _read_prompts(self, pending: dict[int, list[int]]) -> None:
         """Shorten each list of unread tokens to one chunk, the whole batch at once."""
         while long := [id_ for id_, tokens in pending.items() if len(tokens) > CHUNK]:
-            self._model.forward([Row(self._states[id_].slot, pending[id_][:CHUNK], wanted=False) for id_ in long])
+            self._model.forward([Row(self._states[id_].slot, pending[id_][:CHUNK], wanted=0) for id_ in long])
             for id_ in long:
                 self._states[id_].fed += pending[id_][:CHUNK]
                 pending[id_] = pending[id_][CHUNK:]
 
-    def _next_tokens(self, requests: Sequence[Request], unread: Sequence[list[int]], depth: int) -> list[int]:
+    def _read(self, requests: Sequence[Request], unread: Sequence[list[int]]) -> Tensor:
+        """Feed each request's unread tokens; logits of the next one [requests, vocab]."""
         rows = [Row(self._states[request.id].slot, tokens) for request, tokens in zip(requests, unread, strict=True)]
         logits = self._model.forward(rows).logits[:, : self._vocab]
         for request, tokens in zip(requests, unread, strict=True):
             self._states[request.id].fed += tokens
-        return draw_tokens(logits, [Draw(r.params, r.seed, r.output_len + depth) for r in requests])
+        return logits

@@ -1,4 +1,4 @@
-"""Draft specifications: `ngram`, `ngram:min=1,max=8,k=10`, `model:NAME_OR_FOLDER`, `model:NAME_OR_FOLDER,k=4`."""
+"""Draft specifications: `grammar`, `ngram`, `ngram:min=1,max=8,k=10`, `model:NAME_OR_FOLDER,k=4`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from bozza.drafters.ngram import MAX_N, MIN_N, check_sizes
 from bozza.errors import ConfigError
 
 MAX_TOKENS = 64  # most tokens that one drafter may be asked for at once
-DEFAULT_TOKENS = {"ngram": 8, "model": 4}
+DEFAULT_TOKENS = {"grammar": 8, "ngram": 8, "model": 4}
 POLICIES = ("off", "fixed")
-DEFAULT_DRAFT = ("ngram",)
-OPTIONS = {"ngram": ("k", "min", "max"), "model": ("k",)}
+RULES = ("coupled", "rejection", "block")
+DEFAULT_DRAFT = ("grammar", "ngram")
+OPTIONS = {"grammar": ("k",), "ngram": ("k", "min", "max"), "model": ("k",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ def parse_spec(text: str) -> DraftSpec:
     """
     kind, _, rest = text.strip().partition(":")
     if kind not in OPTIONS:
-        raise ConfigError(f"no drafter '{kind}': use ngram, ngram:min=1,max=8 or model:NAME_OR_FOLDER")
+        raise ConfigError(f"no drafter '{kind}': use grammar, ngram, ngram:min=1,max=8 or model:NAME_OR_FOLDER")
     parts = [part for part in rest.split(",") if part]
     model = parts.pop(0) if kind == "model" and parts and not _is_option(parts[0]) else None
     if kind == "model" and model is None:
@@ -76,7 +77,7 @@ def drafter_names(specs: Sequence[DraftSpec]) -> list[str]:
     return names
 
 
-def check_drafting(draft: Sequence[str] | None, policy: str) -> list[DraftSpec]:
+def check_drafting(draft: Sequence[str] | None, policy: str, rule: str = "coupled") -> list[DraftSpec]:
     """The drafters that these options mean; contradictions are refused before anything is loaded.
 
     Raises:
@@ -84,6 +85,8 @@ def check_drafting(draft: Sequence[str] | None, policy: str) -> list[DraftSpec]:
     """
     if policy not in POLICIES:
         raise ConfigError(f"no policy '{policy}': use {' or '.join(POLICIES)}")
+    if rule not in RULES:
+        raise ConfigError(f"no rule '{rule}': use coupled, rejection or block")
     if isinstance(draft, str):
         raise ConfigError(f"draft is a list of specifications: write draft=['{draft}']")
     if policy == "off":

@@ -10,14 +10,29 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from bozza.core import STAGES, Draft, FinishReason, Plan, Request, SamplingParams, Stage, StepStats, Verdict
+from torch import Tensor
+
+from bozza.core import (
+    STAGES,
+    Constraint,
+    Draft,
+    FinishReason,
+    Plan,
+    Request,
+    Stage,
+    StepStats,
+    Verdict,
+    Watch,
+)
 from bozza.drafters import Drafter, merge
 from bozza.engine.scheduler import Batch, Scheduler
 from bozza.engine.stops import cut
 from bozza.errors import ConfigError, PromptError
 from bozza.leader import Leader
-from bozza.models.runner import Model, Row
+from bozza.models.runner import Model
+from bozza.params import SamplingParams
 from bozza.rules import Rule
+from bozza.sampling.logprobs import token_logprobs
 
 
 class Engine:
@@ -55,23 +70,80 @@ class Engine:
         self._clock = clock
         self._next_id = 0
 
-    def add(self, prompt: Sequence[int], params: SamplingParams, seed: int) -> Request:
-        """Queue a request.
+    def add(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        seed: int,
+        *,
+        bad_words: Sequence[Sequence[int]] = (),
+        constraint: Constraint | None = None,
+        watches: Sequence[Watch] = (),
+    ) -> Request:
+        """Queue a request; see `request` for the arguments and what is refused."""
+        request = self.request(prompt, params, seed, bad_words=bad_words, constraint=constraint, watches=watches)
+        self.submit(request)
+        return request
+
+    def request(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        seed: int,
+        *,
+        bad_words: Sequence[Sequence[int]] = (),
+        constraint: Constraint | None = None,
+        watches: Sequence[Watch] = (),
+    ) -> Request:
+        """A request that this engine can serve.
+
+        Args:
+            prompt: token ids.
+            params: its text (stop strings, bad words, grammar) is not looked at: that is what the rest is for.
+            seed: the request's own.
+            bad_words: token sequences that must not occur.
+            constraint: what the output must belong to; it also ends the request.
+            watches: whatever else may end it.
 
         Raises:
             PromptError: the prompt is empty, too long, or holds ids that the model does not have.
-            ConfigError: a stop token does not exist.
+            ConfigError: a parameter names a token that does not exist.
         """
-        vocab, context = self.model.vocab_size, self.model.context_length
         self.check_prompt(prompt)
-        if wrong := [token for token in params.stop_token_ids if not 0 <= token < vocab]:
-            raise ConfigError(f"stop token id {wrong[0]}: the model has ids 0 to {vocab - 1}")
+        self._check_tokens(params, bad_words)
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
-        limit = min(len(prompt) + params.max_tokens, context)
-        request = Request(self._next_id, list(prompt), len(prompt), params, seed, ends, limit)
+        request = Request(
+            self._next_id,
+            list(prompt),
+            len(prompt),
+            params,
+            seed,
+            ends,
+            min(len(prompt) + params.max_tokens, self.model.context_length),
+            tuple(map(tuple, bad_words)),
+            constraint,
+            (*watches, constraint) if constraint is not None else tuple(watches),
+        )
+        if params.prompt_logprobs is not None:
+            request.prompt_logprobs.append(None)  # nothing comes before the first token
         self._next_id += 1
-        self.scheduler.add(request)
         return request
+
+    def submit(self, request: Request) -> None:
+        """Queue a request made by `request`."""
+        self.scheduler.add(request)
+
+    def _check_tokens(self, params: SamplingParams, bad_words: Sequence[Sequence[int]]) -> None:
+        vocab = self.model.vocab_size
+        named = {
+            "stop_token_ids": params.stop_token_ids,
+            "logit_bias": params.logit_bias,
+            "allowed_token_ids": params.allowed_token_ids or (),
+            "bad_words": [token for word in bad_words for token in word],
+        }
+        for name, tokens in named.items():
+            if wrong := [token for token in tokens if not 0 <= token < vocab]:
+                raise ConfigError(f"{name}: there is no token {wrong[0]}, the model has ids 0 to {vocab - 1}")
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
         """Refuse a prompt that cannot be continued.
@@ -112,9 +184,9 @@ class Engine:
         watch.lap("other")
         logits = self.model.forward(batch.rows).logits
         watch.lap("verify")
-        verdicts = self._rule.verify(logits, *batch.due)
+        verdicts = self._verify(batch, logits)
         watch.lap("sample")
-        outcome = self._commit(batch, verdicts, watch)
+        outcome = self._commit(batch, verdicts, logits, watch)
         self._leader.learn(outcome)
         return outcome
 
@@ -146,43 +218,78 @@ class Engine:
                 found.setdefault(request.id, []).append(draft)
         return {id_: merge(drafts, most[id_]) for id_, drafts in found.items()}
 
-    def _commit(self, batch: Batch, verdicts: Sequence[Verdict], watch: _Stopwatch) -> StepStats:
+    def _verify(self, batch: Batch, logits: Tensor) -> list[Verdict]:
+        """Note the likelihood of prompts where asked for, then let the rule judge the rest."""
+        due = batch.due()
+        start = 0
+        for request, row in zip(batch.requests, batch.rows, strict=True):
+            if request.cached + 1 < request.prompt_len and request.params.prompt_logprobs is not None:
+                tokens = request.tokens[request.cached + 1 : request.cached + 1 + len(row.tokens)]
+                rows = logits[start : start + len(tokens)]
+                request.prompt_logprobs += token_logprobs(rows, tokens, request.params.prompt_logprobs)
+            start += row.outputs
+        wanted = [row for _, draft, root in due for row in range(root, root + 1 + len(draft))]
+        judged = logits if len(wanted) == len(logits) else logits[wanted]
+        return self._rule.verify(judged, [request for request, *_ in due], [draft for _, draft, _ in due])
+
+    def _commit(self, batch: Batch, verdicts: Sequence[Verdict], logits: Tensor, watch: _Stopwatch) -> StepStats:
         """Move every request on, and say what the step came to."""
         cached = sum(request.cached for request in batch.requests)
-        committed, drafted, accepted = 0, Counter[str](), Counter[str]()
-        judged = iter(verdicts)
+        committed, drafted, tested, accepted = 0, Counter[str](), Counter[str](), Counter[str]()
+        due = batch.due()
         for request, row in zip(batch.requests, batch.rows, strict=True):
             request.cached += len(row.tokens)
-            if not row.wanted:
-                request.stats.prompt_passes += 1
-                continue
-            tokens, credits = self._advance(request, row, next(judged))
+            request.stats.prompt_passes += request.pending > 0
+        for (request, draft, root), verdict in zip(due, verdicts, strict=True):
+            tokens, tried, credits = self._advance(request, draft, verdict, logits[root : root + 1 + len(draft)])
             committed += len(tokens)
-            drafted.update(row.draft.drafters)
+            drafted.update(draft.drafters)
+            tested.update(tried)
             accepted.update(credits)
         watch.lap("other")
         for request in batch.requests:
             request.stats.charge(watch.seconds, watch.draft_seconds)
         new_tokens = sum(len(row.tokens) + len(row.draft) for row in batch.rows)
         return StepStats(
-            len(batch.rows), new_tokens, cached, committed, drafted, accepted, watch.seconds, watch.draft_seconds
+            len(batch.rows),
+            new_tokens,
+            cached,
+            committed,
+            drafted,
+            tested,
+            accepted,
+            watch.seconds,
+            watch.draft_seconds,
         )
 
-    def _advance(self, request: Request, row: Row, verdict: Verdict) -> tuple[Sequence[int], list[str]]:
-        """Commit one verdict up to the request's end; returns the tokens, and who guessed the accepted ones."""
+    def _advance(
+        self, request: Request, draft: Draft, verdict: Verdict, logits: Tensor
+    ) -> tuple[Sequence[int], list[str], list[str]]:
+        """Commit one verdict up to the request's end.
+
+        Returns:
+            The tokens, who drafted the nodes that were compared, and who those that were committed.
+        """
         tokens, reason = cut(request, verdict.tokens)
         path = verdict.path[: len(tokens)]
-        credits = [row.draft.drafters[node] for node in path]
+        standing = (-1, *path)[: len(tokens)]  # where each token was due
+        tried = [draft.drafters[node] for node, parent in enumerate(draft.parents) if parent in standing]
+        credits = [draft.drafters[node] for node in path]
         request.commit(tokens, credits)
-        request.stats.drafted.update(row.draft.drafters)
+        request.stats.drafted.update(draft.drafters)
+        request.stats.tested.update(tried)
+        if request.params.logprobs is not None:
+            rows = logits[[node + 1 for node in standing]]
+            request.logprobs += token_logprobs(rows, tokens, request.params.logprobs)
         if reason is None:
-            self.model.keep(row.slot, request.cached, path)
+            assert request.slot is not None
+            self.model.keep(request.slot, request.cached, path)
             request.cached += len(path)
             for drafter in self._drafters.values():
                 drafter.observe(request, tokens)
         else:
             self._finish(request, reason)
-        return tokens, credits
+        return tokens, tried, credits
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         started = request.slot is not None

@@ -9,10 +9,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bozza.core import NO_DRAFT, Draft, Request
 from bozza.errors import ConfigError
 from bozza.models.runner import Model, Row
+
+
+class Due(NamedTuple):
+    """A request whose next token a pass decides. `root` is the row of logits after its last token."""
+
+    request: Request
+    draft: Draft
+    root: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +31,15 @@ class Batch:
     requests: list[Request]
     rows: list[Row]
 
-    @property
-    def due(self) -> tuple[list[Request], list[Draft]]:
-        """Requests whose next token the pass decides, and their drafts, in the order of the wanted logits."""
-        due = [(request, row.draft) for request, row in zip(self.requests, self.rows, strict=True) if row.wanted]
-        return [request for request, _ in due], [draft for _, draft in due]
+    def due(self) -> list[Due]:
+        """What the pass decides, in the order of the rows."""
+        due = []
+        end = 0
+        for request, row in zip(self.requests, self.rows, strict=True):
+            end += row.outputs
+            if len(row.tokens) == request.pending:
+                due.append(Due(request, row.draft, end - len(row.draft) - 1))
+        return due
 
 
 def check_limits(max_running: int, token_budget: int) -> None:
@@ -105,7 +118,9 @@ class Scheduler:
                 continue
             chunk = request.tokens[request.cached : request.cached + room]
             requests.append(request)
-            rows.append(Row(_slot(request), chunk, wanted=len(chunk) == request.pending))
+            last = len(chunk) == request.pending
+            wanted = int(last) if request.params.prompt_logprobs is None else len(chunk)
+            rows.append(Row(_slot(request), chunk, wanted=wanted))
             room -= len(chunk)
         for request, row in zip(requests, rows, strict=True):
             self._model.truncate(row.slot, request.cached)  # what a step that was interrupted left there

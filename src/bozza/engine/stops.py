@@ -10,10 +10,12 @@ from bozza.core import FinishReason, Request
 def cut(request: Request, tokens: Sequence[int]) -> tuple[Sequence[int], FinishReason | None]:
     """The leading `tokens` that the request takes, and why it ends there if it does.
 
-    An end token is kept and counts; one that is the last allowed token finishes with "stop", not "length".
+    An end token is kept and counts; one that is the last allowed token finishes with "stop", not "length". Watches hear
+    every token that the request takes, and no other.
     """
     for count, token in enumerate(tokens, 1):
-        if token in request.end_ids:
+        ended = [watch.push(token) for watch in request.watches]
+        if token in request.end_ids or any(ended):
             return tokens[:count], "stop"
         if count == request.remaining:
             return tokens[:count], "length"

@@ -18,13 +18,18 @@ from bozza.models.kvstore import KVStore
 class Row:
     """What one request brings to a pass: tokens that follow those in its slot, and a draft that follows these.
 
-    With `wanted`, the pass returns logits after the last token and after each node of the draft.
+    The pass returns logits after the last `wanted` of the tokens and, if there are any, after each node of the draft.
     """
 
     slot: int
     tokens: Sequence[int]
     draft: Draft = NO_DRAFT
-    wanted: bool = True
+    wanted: int = 1
+
+    @property
+    def outputs(self) -> int:
+        """How many rows of logits it gets."""
+        return self.wanted + len(self.draft) if self.wanted else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +146,7 @@ class RaggedRunner:
             tokens, parents, depths = [*row.tokens, *row.draft.tokens], row.draft.parents, tuple(row.draft.depths())
             first, chain = len(ids), len(row.tokens)
             if row.wanted:
-                wanted += range(first + chain - 1, first + len(tokens))
+                wanted += range(first + chain - row.wanted, first + len(tokens))
             if single and self._equal_bits:
                 # A pass over one token takes other kernels, with other rounding: give it a twin at its own position.
                 tokens, parents, depths = tokens * 2, (-1,), (0,)

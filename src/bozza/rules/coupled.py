@@ -7,48 +7,80 @@ is: one seed gives one text with any drafter, tree, batch or policy, and greedy 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from bozza.core import Draft, Request, Verdict
-from bozza.sampling.sampler import Draw, draw_tokens
+from bozza.rules.base import root_rows
+from bozza.sampling.processors import Place
+from bozza.sampling.sampler import Sampler
 
 
 class Coupled:
     """Lossless for every draft, whatever it was drawn from: chains, trees and mixtures of drafters."""
 
+    name = "coupled"
+    coupled = True
+
+    def __init__(self) -> None:
+        self._sampler = Sampler()
+
     def verify(self, logits: Tensor, requests: Sequence[Request], drafts: Sequence[Draft]) -> list[Verdict]:
-        """See `Rule.verify`. Rows below a root are drawn only if the root's own draw was drafted; often it was not."""
-        roots = list(itertools.accumulate((1 + len(draft) for draft in drafts), initial=0))[:-1]
-        first = _draw(logits, roots, [Draw(q.params, q.seed, q.output_len) for q in requests])
-        rows: list[int] = []
-        draws: list[Draw] = []
-        for request, draft, root, token in zip(requests, drafts, roots, first, strict=True):
-            if (-1, token) in zip(draft.parents, draft.tokens, strict=True):
-                rows += range(root + 1, root + 1 + len(draft))
-                draws += [Draw(request.params, request.seed, request.output_len + depth) for depth in draft.depths()]
-        drawn = dict(zip(roots, first, strict=True)) | dict(zip(rows, _draw(logits, rows, draws), strict=True))
-        return [_walk(draft, root, drawn) for draft, root in zip(drafts, roots, strict=True)]
+        """See `Rule.verify`. Rows are drawn only where a token may come to stand."""
+        walks = [_Walk(*each) for each in zip(requests, drafts, root_rows(drafts), strict=True)]
+        while wanted := [(walk, node) for walk in walks for node in walk.wanted()]:
+            rows = [walk.row(node) for walk, node in wanted]
+            places = [Place(walk.request, walk.path_to(node)) for walk, node in wanted]
+            tokens = self._sampler.draw(logits if len(rows) == len(logits) else logits[rows], places)
+            for (walk, node), token in zip(wanted, tokens, strict=True):
+                walk.drawn[node] = token
+            for walk in walks:
+                walk.advance()
+        return [Verdict(tuple(walk.path), tuple(walk.tokens)) for walk in walks]
 
 
-def _draw(logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> list[int]:
-    if not rows:
-        return []
-    everything = len(rows) == len(logits)
-    return draw_tokens(logits if everything else logits[torch.tensor(rows, device=logits.device)], draws)
+class _Walk:
+    """Follows the draws of one request down its draft. Node -1 is the last committed token."""
 
+    def __init__(self, request: Request, draft: Draft, root: int) -> None:
+        self.request = request
+        self.path: list[int] = []
+        self.tokens: list[int] = []
+        self.drawn: dict[int, int] = {}
+        self._draft = draft
+        self._root = root
+        self._node: int | None = -1  # where the next token is due; None: the walk has left the draft
+        self._paths: list[tuple[int, ...]] = []
+        self._children = {key: node for node, key in enumerate(zip(draft.parents, draft.tokens, strict=True))}
 
-def _walk(draft: Draft, root: int, drawn: Mapping[int, int]) -> Verdict:
-    """Follow the draws down the tree: `drawn[root]` is the one at the root, `drawn[root + 1 + i]` that after node i."""
-    children = {key: node for node, key in enumerate(zip(draft.parents, draft.tokens, strict=True))}
-    path: list[int] = []
-    tokens = [drawn[root]]
-    node = children.get((-1, tokens[0]))
-    while node is not None:
-        path.append(node)
-        tokens.append(drawn[root + 1 + node])
-        node = children.get((node, tokens[-1]))
-    return Verdict(tuple(path), tuple(tokens))
+    def row(self, node: int) -> int:
+        return self._root + 1 + node
+
+    def path_to(self, node: int) -> tuple[int, ...]:
+        if node < 0:
+            return ()
+        self._paths = self._paths or self._draft.paths()
+        return self._paths[node]
+
+    def wanted(self) -> list[int]:
+        """Nodes to draw after: the one that the walk stands on, and all below it once the root has matched."""
+        node = self._node
+        if node is None:
+            return []
+        if node < 0 or self.request.params.in_turn:
+            return [node]
+        below = {node}
+        for child in range(node + 1, len(self._draft)):
+            if self._draft.parents[child] in below:
+                below.add(child)
+        return sorted(below)
+
+    def advance(self) -> None:
+        """Step down as far as the draws are known and drafted."""
+        while self._node is not None and self._node in self.drawn:
+            token = self.drawn[self._node]
+            self.tokens.append(token)
+            self._node = self._children.get((self._node, token))
+            if self._node is not None:
+                self.path.append(self._node)
