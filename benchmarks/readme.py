@@ -67,13 +67,17 @@ def overhead() -> str:
     rows = [
         [
             str(row["batch"]),
+            row["drafter"],
             row["sampling"],
             *(f"{row[key]:.2f}" for key in ("draft", "sample", "other")),
             f"**{row['outside_ms']:.2f}**",
+            f"{row['sample_share']:.1%}",
         ]
         for row in load("overhead")["engine"]
     ]
-    return table(["batch", "sampling", "draft", "sample", "other", "together, ms per step"], rows)
+    return table(
+        ["batch", "drafter", "sampling", "draft", "sample", "other", "together, ms per step", "sampling's share"], rows
+    )
 
 
 def footnote(facts: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ Greedy fp32 is compared with transformers' own `generate`, sampling with plain d
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,9 @@ import torch
 from bozza import LLM, SamplingParams
 from bozza.core import Request
 from bozza.drafters.spec import OPTIONS
+from bozza.drafters.spec import RULES as RULE_NAMES
+from bozza.rules import RULES
+from bozza.verify import deviation, uniforms_of
 from tiny import shallower, tiny, token_prompts
 
 PROMPTS = token_prompts(22)
@@ -24,6 +28,7 @@ DRAFTS = {
     "ngram": ["ngram"],
     "model": ["model:{shallow}"],
     "both": ["ngram:k=5", "model:{shallow}"],
+    "grammar": ["grammar", "ngram:k=3"],
     "stranger": ["model:{stranger},k=3", "ngram:min=2,max=3,k=2"],
 }
 
@@ -49,8 +54,10 @@ def reference(model: Any, prompt: Sequence[int], max_tokens: int) -> list[int]:
     return ids
 
 
-def with_arrivals(llm: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Request]:
-    """Requests that join a few at a time, while others run."""
+def with_arrivals(
+    llm: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], cancel: bool = False
+) -> list[Request]:
+    """Requests that join a few at a time, while others run. With `cancel`, every third one is aborted on its way."""
     rng = random.Random(0)
     waiting, requests = list(zip(prompts, params, strict=True)), []
     while waiting or not all(request.finished for request in requests):
@@ -59,10 +66,24 @@ def with_arrivals(llm: LLM, prompts: Sequence[Sequence[int]], params: Sequence[S
         waiting = waiting[len(requests) + len(waiting) - len(prompts) :]
         if not llm.engine.idle:
             llm.engine.step()
+        for request in requests[::3] if cancel else ():
+            if request.output_len > request.id % 17:
+                llm.engine.abort(request)
     return requests
 
 
 def decode(llm: LLM, batch: str, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
+    if batch == "cancelled":
+        requests = with_arrivals(llm, prompts, params, cancel=True)
+        assert sum(request.finish_reason == "abort" for request in requests) >= 3
+        # What was cancelled is a beginning; the rest of it does not matter here.
+        whole = decode(llm.with_policy("off"), "arrivals", prompts, params)
+        for request, ids in zip(requests, whole, strict=True):
+            assert request.finish_reason != "abort" or request.output == ids[: request.output_len]
+        return [
+            ids if request.finish_reason == "abort" else request.output
+            for request, ids in zip(requests, whole, strict=True)
+        ]
     if batch == "arrivals":
         return [request.output for request in with_arrivals(llm, prompts, params)]
     if batch == "1":
@@ -70,8 +91,9 @@ def decode(llm: LLM, batch: str, prompts: Sequence[Sequence[int]], params: Seque
     return [output.token_ids for output in llm.generate(prompts, params)]
 
 
-def test_every_drafter_is_covered():
-    """A new drafter is held to these tests as soon as it can be named."""
+def test_every_drafter_and_rule_is_covered():
+    """A new one is held to these tests as soon as it can be named."""
+    assert tuple(RULES) == RULE_NAMES
     named = {text.partition(":")[0] for draft in DRAFTS.values() for text in draft or ()}
     assert named == set(OPTIONS)
 
@@ -88,10 +110,14 @@ def test_the_prompts_are_worth_testing(greedy):
     assert len({tuple(ids[:5]) for ids in greedy}) >= 15
 
 
-@pytest.mark.parametrize("batch", ["1", "8", "arrivals"])
+BATCHES = {"1": 1, "8": 8, "arrivals": 32, "cancelled": 32}
+
+
+@pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_greedy_equals_generate(target, folders, greedy, draft, batch):
-    llm = make(target, folders, draft, max_batch=32 if batch == "arrivals" else int(batch), token_budget=64)
+@pytest.mark.parametrize("rule", RULES)
+def test_greedy_equals_generate(target, folders, greedy, rule, draft, batch):
+    llm = make(target, folders, draft, rule=rule, max_batch=BATCHES[batch], token_budget=64)
     params = [SamplingParams(max_tokens=40)] * len(PROMPTS)
     assert decode(llm, batch, PROMPTS, params) == greedy
 
@@ -162,11 +188,48 @@ def sampled(target: Any) -> list[list[int]]:
     return decode(LLM(target, policy="off"), "1", PROMPTS, SAMPLED)
 
 
-@pytest.mark.parametrize("batch", ["1", "8", "arrivals"])
+@pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_report_61_63_one_seed_one_text(target, folders, sampled, draft, batch):
-    llm = make(target, folders, draft, max_batch=32 if batch == "arrivals" else int(batch), token_budget=64)
+    llm = make(target, folders, draft, max_batch=BATCHES[batch], token_budget=64)
     assert decode(llm, batch, PROMPTS, SAMPLED) == sampled
+
+
+def distance(llm: LLM, batch: str) -> tuple[float, float]:
+    """How far sampled tokens are from the target's law, and how far they may be once in a million runs."""
+    prompts = PROMPTS * 3
+    params = [SamplingParams(max_tokens=30, temperature=1.0, seed=i, ignore_eos=True) for i in range(len(prompts))]
+    outputs = decode(llm, batch, prompts, params)
+    assert outputs != decode(llm.with_policy("off", rule="coupled"), batch, prompts, params)  # other coins
+    uniforms = torch.cat([uniforms_of(llm.model, p, ids) for p, ids in zip(prompts, outputs, strict=True)], dim=1)
+    bound = (math.log(2 * len(uniforms) / 1e-6) / (2 * uniforms.shape[1])) ** 0.5
+    return max(map(deviation, uniforms)), bound
+
+
+@pytest.mark.parametrize("batch", ["1", "8", "arrivals"])
+@pytest.mark.parametrize("draft", [name for name in DRAFTS if name != "off"])
+@pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if not rule.coupled])
+def test_report_49_58_sampled_tokens_follow_the_targets_law(target, folders, rule, draft, batch):
+    llm = make(target, folders, draft, rule=rule, max_batch=BATCHES[batch], token_budget=64)
+    found, bound = distance(llm, batch)
+    assert found < bound
+
+
+@pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if not rule.coupled])
+def test_negative_control_a_drafter_that_misstates_its_law_is_noticed(target, folders, rule, monkeypatch):
+    """Report 50: drafted at one temperature, stated at another."""
+    llm = make(target, folders, "model", rule=rule)
+    drafter = llm.engine._drafters["model"]
+    laws = drafter._sampler.laws
+
+    class Liar:
+        def pick(self, law):
+            return int((law**4).argmax())
+
+    monkeypatch.setattr("bozza.drafters.model.Coins", lambda request, stream: Liar())
+    assert drafter._sampler.laws == laws
+    found, bound = distance(llm, "8")
+    assert found > bound
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 7, 16])

@@ -52,7 +52,7 @@ class ToyModel:
             self.tokens[row.slot] += [*row.tokens, *row.draft.tokens]
             assert len(self.tokens[row.slot]) <= self.context_length, "a pass went past the context"
             if row.wanted:
-                wanted += [row.tokens[-1], *row.draft.tokens]
+                wanted += [*row.tokens[-row.wanted :], *row.draft.tokens]
         return ForwardResult(self.table[wanted] if wanted else torch.empty(0, self.vocab_size))
 
 

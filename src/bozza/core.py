@@ -56,6 +56,20 @@ class Draft:
             return self
         return Draft(self.tokens[:nodes], self.parents[:nodes], self.drafters[:nodes], self.laws[:nodes])
 
+    def trunk(self) -> Draft:
+        """The chain of first children."""
+        children = self.children()
+        nodes: list[int] = []
+        while below := children.get(nodes[-1] if nodes else -1):
+            nodes.append(below[0])
+        laws = [self.law(node) for node in nodes] if self.laws else ()
+        return Draft(
+            tuple(self.tokens[node] for node in nodes),
+            tuple(range(-1, len(nodes) - 1)),
+            tuple(self.drafters[node] for node in nodes),
+            tuple(laws),
+        )
+
     def law(self, node: int) -> Any:
         """What node was drawn from; None for a point mass."""
         return self.laws[node] if self.laws else None

@@ -18,7 +18,7 @@ from bozza.drafters.model import ModelDrafter
 from bozza.drafters.spec import DraftSpec, check_drafting, drafter_names
 from bozza.engine import Engine
 from bozza.engine.scheduler import check_limits
-from bozza.errors import ConfigError, ModelError
+from bozza.errors import ConfigError, ModelError, PromptError
 from bozza.exactness import Difference, first_difference
 from bozza.intake import Intake, Message, sample_seed
 from bozza.leader import Fixed, Leader, Off
@@ -29,6 +29,7 @@ from bozza.params import SamplingParams
 from bozza.rules import RULES
 from bozza.stream import Stream
 from bozza.text import OutputText, decode
+from bozza.verify import PROMPTS, Report, checks_of
 
 Prompt = str | Sequence[int]
 
@@ -70,6 +71,8 @@ class LLM:
             the target's, the text depends on the drafts too (see `bozza.rules`). Greedy output is the same under all.
         dtype: "auto" (the checkpoint's), "bfloat16", "float16", "float32", or a torch dtype.
         device: "auto" (a GPU when there is one), "cpu", "cuda", "cuda:1".
+        invariant: results must not depend on the shape of a pass, to the last bit, in float32 too (see
+            docs/design.md). Drafts are then chains, and the machine is tried out when the model is loaded.
         max_batch: most requests in one pass; more wait.
         token_budget: most tokens in one pass; longer prompts are read in chunks.
         fresh_seed: where the seeds of unseeded requests come from.
@@ -89,6 +92,7 @@ class LLM:
         rule: str = "coupled",
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
+        invariant: bool = False,
         max_batch: int = 32,
         token_budget: int = 512,
         fresh_seed: Callable[[], int] = lambda: secrets.randbits(63),
@@ -98,7 +102,8 @@ class LLM:
         loaded = _load_target(model, tokenizer, dtype, device)
         self.tokenizer = loaded.tokenizer
         self.model_path = loaded.path
-        self.runner = load_runner(loaded.model)
+        self.runner = load_runner(loaded.model, invariant)
+        self.invariant = invariant
         self._loaded = loaded
         self._intake = Intake(loaded.tokenizer, self.runner.vocab_size, end_ids(loaded.model))
         self._fresh_seed = fresh_seed
@@ -107,6 +112,16 @@ class LLM:
             spec.model: load_draft_model(spec.model, loaded) for spec in specs if spec.model is not None
         }
         self._set_policy(specs, policy, rule)
+
+    @property
+    def model(self) -> Any:
+        """The transformers model of the target."""
+        return self._loaded.model
+
+    @property
+    def name(self) -> str:
+        """What to call the target in reports."""
+        return self.model_path.name if self.model_path else str(self.model.config.model_type)
 
     def with_policy(
         self,
@@ -143,7 +158,8 @@ class LLM:
             drafters,
             RULES[rule](),
             leader,
-            end_ids=end_ids(self._loaded.model),
+            end_ids=end_ids(self.model),
+            chains_only=self.invariant,
             max_running=self._max_batch,
             token_budget=self._token_budget,
         )
@@ -214,7 +230,37 @@ class LLM:
         if params.temperature > 0.0 and params.seed is None:
             raise ConfigError("sampled outputs can only be compared with the seed that made both: set params.seed")
         fresh = self._requests(plain.prompt_token_ids, params, params.seed or 0)[0]
-        return first_difference(self._loaded.model, fresh, plain.token_ids, other.token_ids)
+        return first_difference(self.model, fresh, plain.token_ids, other.token_ids)
+
+    def verify(
+        self,
+        prompts: Sequence[Prompt] | None = None,
+        *,
+        tokens: int = 64,
+        samples: int = 2048,
+        on_check: Callable[[str], None] = lambda name: None,
+    ) -> Report:
+        """Check, with these drafters on this machine, that speculation changes nothing (see `bozza.verify`).
+
+        Args:
+            prompts: what to continue; a few texts are built in.
+            tokens: length of each output.
+            samples: least number of sampled tokens for each test of a law.
+            on_check: told the name of each check before it runs.
+
+        Raises:
+            ConfigError: the policy is "off".
+            PromptError: a prompt is of no use, or has no room for so many tokens.
+        """
+        ids = [self.encode(p) if isinstance(p, str) else list(p) for p in (PROMPTS if prompts is None else prompts)]
+        for prompt in ids:
+            self.engine.check_prompt(prompt)
+            if len(prompt) + tokens > self.runner.context_length:
+                raise PromptError(
+                    f"a prompt of {len(prompt)} tokens has no room for {tokens} more in a context of "
+                    f"{self.runner.context_length}: shorten it, or ask for fewer tokens"
+                )
+        return Report(list(checks_of(self, ids, tokens=tokens, samples=samples, on_check=on_check)))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text as it stands; the tokenizer adds what it always adds (often a BOS token, or nothing)."""

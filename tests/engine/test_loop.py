@@ -223,7 +223,7 @@ def test_steps_say_what_they_did_and_took():
         ([0] * 30, {}, "shorten it to 29"),
         ([0, VOCAB], {}, f"token id {VOCAB}"),
         ([-1], {}, "token id -1"),
-        ([0], {"stop_token_ids": (VOCAB,)}, "stop token id"),
+        ([0], {"stop_token_ids": (VOCAB,)}, f"stop_token_ids: there is no token {VOCAB}"),
     ],
 )
 def test_bad_prompts_are_refused_before_anything_starts(prompt, params, says):

@@ -17,6 +17,7 @@ from bozza.cli import show
 from bozza.cli.chat import chat
 from bozza.cli.generate import generate
 from bozza.cli.models import models
+from bozza.cli.verify import verify
 from bozza.errors import BozzaError, ConfigError
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(chat)
+app.command()(verify)
 app.add_typer(models, name="models")
 
 
@@ -48,6 +50,7 @@ def bench(
     rule: o.Rule = "coupled",
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    invariant: o.Invariant = False,
     batch: o.Batch = 1,
     limit: Annotated[int | None, typer.Option("--limit", help="Most prompts of each workload.", min=1)] = None,
     repeat: Annotated[int, typer.Option("--repeat", help="How often to run everything.", min=1)] = 1,
@@ -70,7 +73,7 @@ def bench(
         _check_writable(file)
     if not prompts.is_file():
         raise ConfigError(f"--prompts {prompts}: there is no such file")
-    llm = o.load_llm(model, draft, policy, dtype, device, batch, rule)
+    llm = o.load_llm(model, draft, policy, dtype, device, batch, rule, invariant=invariant)
     from bozza.bench import load_cases, run_bench, runs_needed
 
     cases = load_cases(prompts, llm, limit)

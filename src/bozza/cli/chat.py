@@ -32,6 +32,7 @@ def chat(
     rule: o.Rule = "coupled",
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    invariant: o.Invariant = False,
     as_json: o.Json = False,
 ) -> None:
     """Talk to a model in its own chat template. An empty line or Ctrl-D ends the conversation."""
@@ -41,7 +42,7 @@ def chat(
         raise ConfigError(f"a conversation goes on from one answer, n is {params.n}: drop --set n")
     if as_json and message is None:
         raise ConfigError("--json answers one message: give it as an argument")
-    llm = o.load_llm(model, draft, policy, dtype, device, rule=rule)
+    llm = o.load_llm(model, draft, policy, dtype, device, rule=rule, invariant=invariant)
     messages = [{"role": "system", "content": system}] if system else []
     if message is not None:
         messages.append({"role": "user", "content": message})

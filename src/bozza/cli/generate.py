@@ -35,6 +35,7 @@ def generate(
     rule: o.Rule = "coupled",
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    invariant: o.Invariant = False,
     batch: o.Batch = 32,
     as_json: o.Json = False,
 ) -> None:
@@ -42,7 +43,7 @@ def generate(
     shape = o.structured(json_schema, regex, grammar)
     params = o.sampling(max_tokens, temperature, top_p, top_k, seed, ignore_eos, more=more, stop=stop, structured=shape)
     texts = prompts or [_standard_input()]
-    llm = o.load_llm(model, draft, policy, dtype, device, batch, rule)
+    llm = o.load_llm(model, draft, policy, dtype, device, batch, rule, invariant=invariant)
     if as_json:
         show.print_json({"outputs": [_document(text, output) for text, output in _decode_all(llm, texts, params)]})
     elif len(texts) == 1 and params.n == 1:

@@ -51,6 +51,9 @@ Rule = Annotated[
 ]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto (the checkpoint's), bfloat16, float16 or float32.")]
 Device = Annotated[str, typer.Option("--device", help="auto (a GPU when there is one), cpu, cuda, cuda:1.")]
+Invariant = Annotated[
+    bool, typer.Option("--invariant", help="Bits that no batch and no draft changes; bfloat16, float32 on a CPU.")
+]
 Batch = Annotated[int, typer.Option("--batch", "-b", help="Most prompts in one pass.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 
@@ -120,7 +123,14 @@ def structured(schema: Path | None, regex: str | None, grammar: Path | None) -> 
 
 
 def load_llm(
-    model: str, draft: list[str] | None, policy: str, dtype: str, device: str, batch: int = 1, rule: str = "coupled"
+    model: str,
+    draft: list[str] | None,
+    policy: str,
+    dtype: str,
+    device: str,
+    batch: int = 1,
+    rule: str = "coupled",
+    invariant: bool = False,
 ) -> Any:
     """The LLM that the flags describe. Wrong flags fail before torch is imported and a model is read."""
     from bozza.drafters.spec import check_drafting
@@ -137,6 +147,7 @@ def load_llm(
             draft=draft,
             policy=policy,
             rule=rule,
+            invariant=invariant,
             dtype=dtype,
             device=device,
             max_batch=batch,

@@ -8,6 +8,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from bozza.cli.options import out
@@ -65,7 +66,7 @@ def bench_card(rows: list[dict[str, Any]]) -> Table:
         table.add_column(heading)
     for row in rows:
         table.add_row(
-            row["workload"],
+            escape(row["workload"]),
             row["policy"],
             f"{row['tokens_per_s']:.1f}",
             f"{row['ratio_to_off']:.2f}",
@@ -89,9 +90,11 @@ def drafted_share(row: dict[str, Any]) -> str:
 
 
 def identity(row: dict[str, Any]) -> str:
-    """Whether the outputs equal the plain ones, in a word or two."""
+    """Whether the outputs equal the plain ones, in a word or two; "in law" where no more is promised."""
     if row["policy"] == "off":
         return "-"
+    if row["identical"] is None:
+        return "in law"
     verdicts = [difference["verdict"] for difference in row["differences"]]
     if "bug" in verdicts:
         return f"[red]NO, {verdicts.count('bug')} beyond rounding[/red]"
@@ -100,12 +103,24 @@ def identity(row: dict[str, Any]) -> str:
     return "[green]yes[/green]"
 
 
+def theory_line(row: dict[str, Any]) -> str:
+    """What a model drafter should have gained, and what it did."""
+    found = row["theory"]
+    return (
+        f"model drafter, {row['workload']}: alpha {found['alpha']:.2f} · c {found['c']:.2f} · gamma {found['gamma']} · "
+        f"expected {found['expected']:.2f}x · measured {found['measured']:.2f}x · best gamma {found['best_gamma']}"
+    )
+
+
 def print_bench(document: dict[str, Any]) -> None:
-    """The card of a benchmark document."""
+    """The card of a benchmark document; below it what theory says of a model drafter, and where the time went."""
     facts = document["environment"]
     out.print(
-        f"[bold]{facts['model']}[/bold] · {facts['dtype']} on {facts['device']} · {facts['threads']} threads · "
-        f"batch {facts['batch']} · {facts['params']['max_tokens']} tokens each"
+        f"[bold]{escape(str(facts['model']))}[/bold] · {facts['dtype']} on {facts['device']} · "
+        f"{facts['threads']} threads · batch {facts['batch']} · {facts['params']['max_tokens']} tokens each"
     )
     out.print(bench_card(document["rows"]))
+    for row in document["rows"]:
+        if row["theory"] is not None:
+            out.print(escape(theory_line(row)), soft_wrap=True)
     out.print(f"time ({document['rows'][-1]['policy']}): {stage_shares(document['rows'][-1])}")

@@ -44,6 +44,7 @@ class Engine:
         rule: decides which drafted tokens stand.
         leader: decides what is drafted.
         end_ids: the model's own end tokens.
+        chains_only: of a tree, keep the branch that the first drafter began.
         max_running: most requests in one pass.
         token_budget: most tokens in one pass.
         clock: seconds, monotonic.
@@ -57,6 +58,7 @@ class Engine:
         leader: Leader,
         *,
         end_ids: frozenset[int] = frozenset(),
+        chains_only: bool = False,
         max_running: int = 32,
         token_budget: int = 512,
         clock: Callable[[], float] = time.perf_counter,
@@ -67,6 +69,7 @@ class Engine:
         self._rule = rule
         self._leader = leader
         self._end_ids = end_ids
+        self._chains_only = chains_only
         self._clock = clock
         self._next_id = 0
 
@@ -216,7 +219,8 @@ class Engine:
             watch.draft_seconds[name] = self._clock() - started
             for (request, _), draft in zip(asked, drafts, strict=True):
                 found.setdefault(request.id, []).append(draft)
-        return {id_: merge(drafts, most[id_]) for id_, drafts in found.items()}
+        merged = {id_: merge(drafts, most[id_]) for id_, drafts in found.items()}
+        return {id_: draft.trunk() for id_, draft in merged.items()} if self._chains_only else merged
 
     def _verify(self, batch: Batch, logits: Tensor) -> list[Verdict]:
         """Note the likelihood of prompts where asked for, then let the rule judge the rest."""
@@ -224,9 +228,10 @@ class Engine:
         start = 0
         for request, row in zip(batch.requests, batch.rows, strict=True):
             if request.cached + 1 < request.prompt_len and request.params.prompt_logprobs is not None:
-                tokens = request.tokens[request.cached + 1 : request.cached + 1 + len(row.tokens)]
-                rows = logits[start : start + len(tokens)]
-                request.prompt_logprobs += token_logprobs(rows, tokens, request.params.prompt_logprobs)
+                read = request.cached + 1  # a step that is interrupted does the same again
+                tokens = request.tokens[read : read + len(row.tokens)]
+                found = token_logprobs(logits[start : start + len(tokens)], tokens, request.params.prompt_logprobs)
+                request.prompt_logprobs[read:] = found
             start += row.outputs
         wanted = [row for _, draft, root in due for row in range(root, root + 1 + len(draft))]
         judged = logits if len(wanted) == len(logits) else logits[wanted]
@@ -236,11 +241,13 @@ class Engine:
         """Move every request on, and say what the step came to."""
         cached = sum(request.cached for request in batch.requests)
         committed, drafted, tested, accepted = 0, Counter[str](), Counter[str](), Counter[str]()
-        due = batch.due()
+        judged = zip(batch.due(), verdicts, strict=True)
         for request, row in zip(batch.requests, batch.rows, strict=True):
             request.cached += len(row.tokens)
-            request.stats.prompt_passes += request.pending > 0
-        for (request, draft, root), verdict in zip(due, verdicts, strict=True):
+            if request.pending:
+                request.stats.prompt_passes += 1
+                continue
+            (_, draft, root), verdict = next(judged)
             tokens, tried, credits = self._advance(request, draft, verdict, logits[root : root + 1 + len(draft)])
             committed += len(tokens)
             drafted.update(draft.drafters)

@@ -130,7 +130,8 @@ class Group:
         return self._masks[key]
 
     def _build(self, window: int | None, dtype: torch.dtype, repeat: int, padding: int) -> Tensor | None:
-        if window is None and self.count == 1 and all(s.span.start + s.high == self.length for s in self.segments):
+        all_seen = self.count == 1 and all(s.span.start + s.high == self.length for s in self.segments)
+        if window is None and all_seen and not self._equal_bits:  # a call without a mask may round otherwise
             return None
         place = torch.zeros(self.width, self.count, 1, dtype=torch.int64)
         for segment in self.segments:
@@ -165,6 +166,7 @@ class Pass:
 
     def __init__(self, store: KVStore, spans: Sequence[Span], device: torch.device, equal_bits: bool) -> None:
         self._store = store
+        # Rows of the pass that belong to no span only fill it up: they are not stored, and attend to nothing.
         index = [store.flat_index(span.slot) + span.start + i for span in spans for i in range(span.count)]
         self._index = torch.tensor(index, device=device)
         calls = _calls_with_equal_bits(spans) if equal_bits else _calls(spans)
@@ -172,12 +174,13 @@ class Pass:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: _How) -> Tensor:
         """Store this pass's keys and values, and attend; query [heads, tokens, size], result [tokens, heads, size]."""
-        self._store.write(layer, self._index, key.transpose(0, 1), value.transpose(0, 1))
-        if len(self._groups) == 1 and self._groups[0].alone:
+        count = len(self._index)
+        self._store.write(layer, self._index, key[:, :count].transpose(0, 1), value[:, :count].transpose(0, 1))
+        if len(self._groups) == 1 and self._groups[0].alone and query.shape[1] == count:
             group = self._groups[0]
             keys, values = self._store.read(layer, group.slots, group.length)
             return _attend(query[None], keys, values, group, how)[0].transpose(0, 1)
-        out = value.new_empty(query.shape[1], query.shape[0], value.shape[2])
+        out = value.new_zeros(query.shape[1], query.shape[0], value.shape[2])
         for group in self._groups:
             keys, values = self._store.read(layer, group.slots, group.length)
             if group.alone:

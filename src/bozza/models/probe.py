@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bozza.core import Draft
 from bozza.errors import UnsupportedModel, first_line
+from bozza.models.invariance import check_invariant
 from bozza.models.runner import RaggedRunner, Row
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -23,17 +24,20 @@ FLOOR = {torch.float64: 1e-7, torch.float32: 1e-4}  # relative error that is alw
 NOISE_FACTOR = 8.0  # otherwise this many times the rounding that plain passes of other lengths show
 
 
-def load_runner(model: Any) -> RaggedRunner:
+def load_runner(model: Any, invariant: bool = False) -> RaggedRunner:
     """A runner for a loaded transformers model that has passed the probe.
+
+    With `invariant`, also one whose logits do not depend on the shape of a pass, as far as `check_invariant` sees.
 
     Raises:
         UnsupportedModel: the model cannot run ragged, or gives other numbers when it does.
+        ModelError: it is to be invariant and is not, on this machine.
     """
     name = type(model).__name__
     if reason := _declared_obstacle(model):
         raise UnsupportedModel(f"{name} cannot run in ragged passes: {reason}; use transformers' generate for it")
     model.eval()
-    runner = RaggedRunner(model)
+    runner = RaggedRunner(model, invariant)
     try:
         error, bound = probe(runner, model)
     except UnsupportedModel as problem:
@@ -54,6 +58,8 @@ def load_runner(model: Any) -> RaggedRunner:
             f"{name} gives other logits in ragged passes (relative error {error:.1e}, allowed {bound:.1e}); "
             "use transformers' generate for it"
         )
+    if invariant:
+        check_invariant(runner)
     return runner
 
 

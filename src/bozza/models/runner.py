@@ -72,9 +72,13 @@ class RaggedRunner:
     """`Model` for decoder-only transformers models that call the attention interface. The model stays unmodified.
 
     Hidden state i is the input of layer i (0: the embeddings), as in transformers' `output_hidden_states`.
+
+    Args:
+        model: a transformers model in evaluation mode.
+        invariant: in float32 on a CPU too, let no logit depend on the shape of its pass (`check_invariant` tries it).
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, invariant: bool = False) -> None:
         self._model = model
         config = model.config.get_text_config(decoder=True)
         self.vocab_size: int = config.vocab_size
@@ -83,8 +87,10 @@ class RaggedRunner:
         self.dtype: torch.dtype = model.dtype
         self.store = KVStore(self.device)
         self._configs = _configs_of(model)
-        # In 16 bits on a CPU, equal bits for every shape of pass cost little; elsewhere matrix products differ anyway.
-        self._equal_bits = self.device.type == "cpu" and self.dtype.itemsize == 2
+        # In 16 bits on a CPU, equal bits for every shape of pass cost little, and a single row is all that must not be.
+        # In float32 products are equal from row to row only if rows come in eights, which plain decoding pays for.
+        self._equal_bits = self.device.type == "cpu" and (self.dtype.itemsize == 2 or invariant)
+        self._least, self._multiple = (2, 1) if self.dtype.itemsize == 2 else (8, 8)
 
     @torch.inference_mode()
     def alloc(self) -> int:
@@ -118,7 +124,9 @@ class RaggedRunner:
     def _forward(self, rows: Sequence[Row], hidden_layers: Sequence[int]) -> ForwardResult:
         ids, spans, wanted = self._lay_out(rows)
         positions = [position for span in spans for position in span.positions]
-        kept = wanted * 2 if self._equal_bits and len(wanted) == 1 else wanted  # the head must not see one row either
+        kept = wanted + [0] * self._filling(len(wanted)) if wanted else wanted  # the head is a product like any other
+        filling = self._filling(len(ids))
+        ids, positions = ids + ids[:1] * filling, positions + positions[:1] * filling
         extra = {"output_hidden_states": list(hidden_layers)} if hidden_layers else {}
         with attending(self._configs, Pass(self.store, spans, self.device, self._equal_bits)):
             output = self._model(
@@ -128,28 +136,26 @@ class RaggedRunner:
                 logits_to_keep=torch.tensor(kept, dtype=torch.int64, device=self.device),
                 **extra,
             )
-        for row, span in zip(rows, spans, strict=True):
-            self.store.truncate(row.slot, span.start + len(row.tokens) + len(row.draft))  # without a twin
         logits = output.logits[0, : len(wanted)].float()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the time of a pass is charged to the pass
         count = sum(len(row.tokens) + len(row.draft) for row in rows)
         return ForwardResult(logits, {layer: output.hidden_states[layer][0, :count] for layer in hidden_layers})
 
+    def _filling(self, rows: int) -> int:
+        """How many rows a matrix product of `rows` is filled up with."""
+        return max(self._least, -(-rows // self._multiple) * self._multiple) - rows if self._equal_bits else 0
+
     def _lay_out(self, rows: Sequence[Row]) -> tuple[list[int], list[Span], list[int]]:
         """Token ids of the pass, its spans, and the places whose logits are wanted."""
         ids: list[int] = []
         spans: list[Span] = []
         wanted: list[int] = []
-        single = len(rows) == 1 and len(rows[0].tokens) + len(rows[0].draft) == 1
         for row in rows:
             tokens, parents, depths = [*row.tokens, *row.draft.tokens], row.draft.parents, tuple(row.draft.depths())
             first, chain = len(ids), len(row.tokens)
             if row.wanted:
                 wanted += range(first + chain - row.wanted, first + len(tokens))
-            if single and self._equal_bits:
-                # A pass over one token takes other kernels, with other rounding: give it a twin at its own position.
-                tokens, parents, depths = tokens * 2, (-1,), (0,)
             start = self.store.append(row.slot, len(tokens))
             spans.append(Span(row.slot, start, first, len(tokens), chain, parents, depths))
             ids += tokens

@@ -1,0 +1,158 @@
+"""Would the tests notice? Each mutant is one wrong line in a copy of the sources, and some test must fail on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+class Mutant(NamedTuple):
+    name: str
+    file: str
+    right: str
+    wrong: str
+    tests: str  # where it must be noticed
+
+
+MUTANTS = [
+    Mutant(
+        "the noise of a node is that of the root",
+        "sampling/processors.py",
+        "return self.request.output_len + len(self.path)",
+        "return self.request.output_len",
+        "tests/rules/test_coupled.py",
+    ),
+    Mutant(
+        "a walk takes a node of another branch",
+        "rules/coupled.py",
+        "self._children.get((self._node, token))",
+        "self._children.get((-1, token))",
+        "tests/rules/test_coupled.py",
+    ),
+    Mutant(
+        "the acceptance ratio is upside down",
+        "rules/rejection.py",
+        "float(law[token]) / float(proposal[token])",
+        "float(proposal[token]) / max(float(law[token]), 1e-300)",
+        "tests/rules/test_laws.py",
+    ),
+    Mutant(
+        "after a rejection the target's law is used as it was",
+        "rules/rejection.py",
+        "left = (law - proposal).clamp_(min=0.0)",
+        "left = law.clone()",
+        "tests/rules/test_laws.py",
+    ),
+    Mutant(
+        "a second child is taken to be drawn with replacement",
+        "rules/rejection.py",
+        "proposal[list(before)] = 0.0",
+        "pass",
+        "tests/rules/test_laws.py",
+    ),
+    Mutant(
+        "block verification forgets to condition on what was not accepted later",
+        "rules/block.py",
+        "return surplus / (surplus + 1.0 - share) if surplus > 0.0 else 0.0",
+        "return surplus",
+        "tests/rules/test_laws.py",
+    ),
+    Mutant(
+        "block verification does not carry p over to the residual",
+        "rules/block.py",
+        "left = (carried * law - ",
+        "left = (law - ",
+        "tests/rules/test_laws.py",
+    ),
+    Mutant(
+        "drafting and acceptance share their numbers",
+        "sampling/chance.py",
+        'f"{request.seed}:{stream}:{request.stats.passes}"',
+        'f"{request.seed}:{request.stats.passes}"',
+        "tests/sampling/test_chance.py",
+    ),
+    Mutant(
+        "how deep a merged sampled draft goes depends on what was drawn",
+        "drafters/merge.py",
+        "(_together(drafts, depth) if sampled else len(union))",
+        "len(union)",
+        "tests/rules/test_laws.py",
+    ),
+    Mutant(
+        "tokens after a stop in the same block leak out",
+        "engine/stops.py",
+        'return tokens[:count], "stop"',
+        'return tokens, "stop"',
+        "tests/engine/test_stops.py",
+    ),
+    Mutant(
+        "the limit hides a stop at the same token",
+        "engine/stops.py",
+        "if token in request.end_ids or any(ended):",
+        "if count < request.remaining and (token in request.end_ids or any(ended)):",
+        "tests/engine/test_stops.py",
+    ),
+    Mutant(
+        "the store counts the target's own token as read",
+        "engine/loop.py",
+        "request.cached += len(path)",
+        "request.cached += len(tokens)",
+        "tests/engine/test_loop.py",
+    ),
+    Mutant(
+        "the store is not told which branch stood",
+        "engine/loop.py",
+        "self.model.keep(request.slot, request.cached, path)",
+        "self.model.keep(request.slot, request.cached, range(len(path)))",
+        "tests/engine/test_loop.py",
+    ),
+    Mutant(
+        "log-probabilities are read one row too far",
+        "engine/loop.py",
+        "rows = logits[[node + 1 for node in standing]]",
+        "rows = logits[[min(node + 2, len(logits) - 1) for node in standing]]",
+        "tests/engine/test_loop.py",
+    ),
+]
+
+
+def run_tests(source: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    environment = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A copy of the sources that imports before the installed ones."""
+    shutil.copytree(ROOT / "src" / "bozza", tmp_path / "src" / "bozza", ignore=shutil.ignore_patterns("__pycache__"))
+    code = "import bozza; print(bozza.__file__)"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert Path(found.stdout.strip()).is_relative_to(tmp_path)
+    return tmp_path / "src"
+
+
+def test_the_copy_itself_passes(source: Path):
+    """Otherwise mutants could be noticed for the wrong reason."""
+    run = run_tests(source, sorted({mutant.tests for mutant in MUTANTS}))
+    assert run.returncode == 0, run.stdout[-2000:]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
+def test_a_mutant_is_noticed(source: Path, mutant: Mutant):
+    file = source / "bozza" / mutant.file
+    text = file.read_text(encoding="utf-8")
+    assert text.count(mutant.right) == 1, "the line has changed: change the mutant with it"
+    file.write_text(text.replace(mutant.right, mutant.wrong), encoding="utf-8")
+    run = run_tests(source, [mutant.tests])
+    assert run.returncode == 1, run.stdout[-2000:]  # failed tests, not a file that could not be run
+    assert "failed" in run.stdout
