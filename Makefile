@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint types unit fix bench bench-overhead bench-plain bench-bits readme clean
+.PHONY: setup demo test lint types unit fix bench bench-overhead bench-plain bench-bits bench-invariant readme clean
 
 setup: $(READY)
 
@@ -33,7 +33,7 @@ unit: setup
 	$(BIN)/pytest
 
 # Heavy measurements: run nothing else meanwhile. Results go to benchmarks/results, `make readme` shows them.
-bench: bench-overhead bench-plain bench-bits
+bench: bench-overhead bench-plain bench-bits bench-invariant
 	$(BIN)/python examples/demo.py --json benchmarks/results/demo.json
 
 bench-overhead: setup
@@ -44,6 +44,9 @@ bench-plain: setup
 
 bench-bits: setup
 	$(BIN)/python benchmarks/equal_bits.py
+
+bench-invariant: setup
+	$(BIN)/python benchmarks/invariant.py
 
 readme: setup
 	$(BIN)/python benchmarks/readme.py

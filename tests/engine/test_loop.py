@@ -1,13 +1,16 @@
 import itertools
 
 import pytest
+import torch
 
 from bozza.core import Draft
+from bozza.drafters.grammar import GrammarDrafter
 from bozza.engine import Engine
 from bozza.errors import ConfigError, PromptError
 from bozza.leader import Fixed, Off
-from bozza.params import SamplingParams
+from bozza.params import SamplingParams, Structured
 from bozza.rules import Coupled
+from grammars import OneOf
 from toy import Oracle, ToyModel, cycle
 
 VOCAB = 50
@@ -270,3 +273,84 @@ def test_a_tree_keeps_its_accepted_branch_only():
         if not asked.finished:
             assert model.tokens[asked.slot] == asked.tokens[:-1]
     assert asked.output == list(range(1, 10))
+
+
+def random_table():
+    return ToyModel(torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(3)) * 2)
+
+
+@pytest.mark.parametrize("wrong_at", [(), (1,), (3,)])
+@pytest.mark.parametrize("end", [None, 5, 6, 7])
+def test_report_94_one_logprob_for_each_committed_token_from_the_row_before_it(wrong_at, end):
+    """Also where a block is cut by an end token."""
+    model = cycle(VOCAB)
+    model.table = model.table + torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(3)) * 0.1
+    served = engine(model, [Oracle(VOCAB, wrong_at)], end_ids=frozenset([] if end is None else [end]))
+    asked = served.add([0], SamplingParams(max_tokens=20, logprobs=2), 0)
+    run(served, asked)
+    laws = model.table.log_softmax(dim=1)
+    assert [entry.token for entry in asked.logprobs] == asked.output
+    for before, entry in zip([0, *asked.output], asked.logprobs, strict=False):
+        assert entry.logprob == pytest.approx(float(laws[before, entry.token]))
+        assert entry.rank == 1
+        assert [token for token, _ in entry.top] == laws[before].topk(2).indices.tolist()
+
+
+@pytest.mark.parametrize("budget", [4, 7, 64])
+def test_report_95_prompt_logprobs_do_not_depend_on_how_the_prompt_was_chunked(budget):
+    model = random_table()
+    served = engine(model, [Oracle(VOCAB)], max_running=2, token_budget=budget)
+    prompts = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [8], [2, 7, 1, 8, 2, 8]]
+    asked = [served.add(p, SamplingParams(max_tokens=5, prompt_logprobs=1, logprobs=0), 0) for p in prompts]
+    plain = served.add([3, 1, 4], SamplingParams(max_tokens=5), 0)
+    run(served, *asked, plain)
+    laws = model.table.log_softmax(dim=1)
+    for prompt, request in zip(prompts, asked, strict=True):
+        assert request.prompt_logprobs[0] is None
+        assert [entry.token for entry in request.prompt_logprobs[1:]] == prompt[1:]
+        for before, entry in itertools.pairwise(prompt):
+            found = [e for e in request.prompt_logprobs[1:] if e.token == entry]
+            assert any(e.logprob == pytest.approx(float(laws[before, entry])) for e in found)
+        assert [entry.token for entry in request.logprobs] == request.output
+    assert plain.prompt_logprobs == plain.logprobs == []
+
+
+def test_report_136_tested_are_the_drafted_tokens_whose_parent_stood():
+    served = engine(drafters=[Oracle(VOCAB, (3,))], k=4)
+    asked = served.add([0], SamplingParams(max_tokens=30), 0)
+    steps = []
+    while not asked.finished:
+        steps.append(served.step())
+    # Of four, two are accepted, the third is compared and fails, the fourth is not looked at.
+    assert [step.tested["oracle"] for step in steps[:-1]] == [3] * (len(steps) - 1)
+    assert sum(step.tested["oracle"] for step in steps) == asked.stats.tested["oracle"]
+    assert asked.stats.accepted["oracle"] == 2 * len(steps)
+
+
+def test_chains_only_keeps_the_branch_of_the_first_drafter():
+    right, wrong = Oracle(VOCAB, name="right"), Oracle(VOCAB, (2,), name="wrong")
+    served = engine(drafters=[wrong, right], chains_only=True)
+    asked = served.add([0], SamplingParams(max_tokens=30), 0)
+    run(served, asked)
+    drafts = [row.draft for rows in served.model.passes for row in rows if len(row.draft)]
+    assert all(draft.parents == tuple(range(-1, len(draft) - 1)) for draft in drafts)
+    assert asked.stats.accepted["right"] == 0
+    assert asked.output == [(1 + i) % VOCAB for i in range(30)]
+
+
+@pytest.mark.parametrize("forced", [True, False])
+def test_a_constraint_moves_with_committed_tokens_only_and_ends_inside_a_block(forced):
+    """Reports 86, 91: the drafter proposes what the constraint forbids, and goes on past its end."""
+    words = [[4, 5, 6, 7], [4, 5, 9, 1, 2, 3]]
+    drafters = [GrammarDrafter()] if forced else [Oracle(VOCAB)]
+    served = engine(random_table(), drafters, k=6)
+    params = SamplingParams(max_tokens=30, temperature=9.0, structured=Structured(regex="see the constraint"))
+    asked = [served.add([i], params, i, constraint=OneOf(words, VOCAB)) for i in range(8)]
+    free = served.add([3], SamplingParams(max_tokens=30), 0)
+    run(served, *asked, free)
+    assert {tuple(request.output) for request in asked} == {tuple(word) for word in words}
+    assert {request.finish_reason for request in asked} == {"stop"}
+    assert free.output_len == 30
+    if forced:
+        assert sum(request.stats.accepted["grammar"] for request in asked) > 8
+        assert free.stats.drafted["grammar"] == 0

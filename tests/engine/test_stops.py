@@ -37,3 +37,34 @@ def test_blocks_end_where_single_tokens_would(tokens, limit, kept, reason):
 
 def test_report_3_without_end_tokens_only_the_limit_stops():
     assert cut(request(9, ends=()), [9, 9]) == ([9, 9], None)
+
+
+class Counts:
+    """A watch that ends the request at the nth token it hears."""
+
+    def __init__(self, n):
+        self.left = n
+        self.heard = []
+
+    def push(self, token):
+        self.heard.append(token)
+        self.left -= 1
+        return self.left == 0
+
+
+@pytest.mark.parametrize("n", range(1, 6))
+def test_report_5_watches_hear_each_token_that_is_taken_and_no_other(n):
+    asked = request(9, ends=(7,))
+    early, late = Counts(n), Counts(3)
+    asked.watches = (early, late)
+    kept, reason = cut(asked, [3, 4, 5, 6])
+    end = min(n, 3)
+    assert (kept, reason) == ([3, 4, 5, 6][:end], "stop")
+    assert early.heard == late.heard == kept
+
+
+def test_a_watch_hears_the_end_token_too():
+    asked = request(9)
+    asked.watches = (Counts(100),)
+    assert cut(asked, [3, 9, 4]) == ([3, 9], "stop")
+    assert asked.watches[0].heard == [3, 9]
