@@ -42,7 +42,7 @@ class Enumerator:
 
     def accept(self, probability: float) -> bool:
         """See `Chance.accept`."""
-        assert 0.0 <= probability <= 1.0 + 1e-12, f"{probability} is no probability"
+        assert 0.0 <= probability <= 1.0, f"{probability} is no probability"
         return self._decide([max(0.0, 1.0 - probability), probability]) == 1
 
     def pick(self, weights: Tensor) -> int:

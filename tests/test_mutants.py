@@ -61,7 +61,7 @@ MUTANTS = [
     Mutant(
         "block verification forgets to condition on what was not accepted later",
         "rules/block.py",
-        "return surplus / (surplus + 1.0 - share) if surplus > 0.0 else 0.0",
+        "return surplus / (surplus + (1.0 - share)) if surplus > 0.0 else 0.0",
         "return surplus",
         "tests/rules/test_laws.py",
     ),
@@ -70,6 +70,13 @@ MUTANTS = [
         "rules/block.py",
         "left = (carried * law - ",
         "left = (law - ",
+        "tests/rules/test_laws.py",
+    ),
+    Mutant(
+        "drafts that happened to agree are taken for one chain",
+        "rules/block.py",
+        "chain = not draft.merged and ",
+        "chain = ",
         "tests/rules/test_laws.py",
     ),
     Mutant(

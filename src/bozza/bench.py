@@ -183,7 +183,7 @@ def run_bench(
     if params.n > 1:
         raise ConfigError(f"n is {params.n}: a benchmark measures one output of each prompt, use n=1")
     contestants = {"off": llm.with_policy("off")} | ({llm.policy: llm} if llm.policy != "off" else {})
-    if params.temperature > 0.0 and params.seed is None:
+    if params.temperature > 0.0 and params.seed is None and llm.rule == "coupled":
         raise PromptError("sampled outputs can only be compared with a seed: add one")
     for contestant in contestants.values():
         contestant.generate([cases[0].prompt], SamplingParams(max_tokens=8, ignore_eos=True))

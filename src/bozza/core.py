@@ -28,12 +28,16 @@ class Draft:
     `laws[i]` is the distribution that node i was drawn from, an array of probabilities over the vocabulary, or None for
     a point mass: a token that was looked up or chosen. Siblings are tried in their order, and each is taken to be
     drawn from its law without the tokens of the siblings before it. An empty `laws` means point masses throughout.
+
+    `merged` says that several drafts went in. Then even what looks like a chain is a tree: it has one branch only
+    because the drafts happened to agree, and given that, its tokens are no longer drawn from their laws alone.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     drafters: tuple[str, ...] = ()
     laws: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    merged: bool = field(default=False, compare=False)
 
     @classmethod
     def chain(cls, tokens: Sequence[int], drafter: str, laws: Sequence[Any] = ()) -> Draft:
@@ -54,10 +58,12 @@ class Draft:
         """The first `nodes` nodes; still a tree, since parents come first."""
         if nodes >= len(self):
             return self
-        return Draft(self.tokens[:nodes], self.parents[:nodes], self.drafters[:nodes], self.laws[:nodes])
+        return Draft(
+            self.tokens[:nodes], self.parents[:nodes], self.drafters[:nodes], self.laws[:nodes], merged=self.merged
+        )
 
     def trunk(self) -> Draft:
-        """The chain of first children."""
+        """The chain of first children; a draft in its own right, since that it is a chain depends on no draw."""
         children = self.children()
         nodes: list[int] = []
         while below := children.get(nodes[-1] if nodes else -1):

@@ -60,7 +60,8 @@ class SamplingParams:
         allowed_token_ids: if given, no other token is ever produced.
         logits_processors: transformers `LogitsProcessor` objects, or functions of (input_ids [1, length], scores
             [1, vocab]), applied in this order after all of the above. Under speculation each is called once per
-            output token and in the order of the output, as in plain decoding, so even one with a state is right.
+            output token and in the order of the output, as in plain decoding, so even one with a state is right; such
+            a one belongs to one request.
         structured: a grammar for the output. It has the last word: what it alone leaves over is never banned.
         stop: texts that end the output; the text stops before, the token ids with the token that completes it.
         stop_token_ids: tokens that end the output, beside the model's own.

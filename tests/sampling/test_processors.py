@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
@@ -387,7 +388,7 @@ def test_custom_processors_see_one_row_and_the_whole_prefix(output, path):
 
 
 def test_a_processor_that_works_in_place_changes_only_its_own_row():
-    """Report 79: most of transformers' own return a new tensor, users' functions often do not."""
+    """Most of transformers' own return a new tensor, users' functions often do not."""
     logits = noise(3)
     before = logits.clone()
     free, own = request([5]), request([5], logits_processors=[lambda ids, scores: scores.mul_(2.0)])
@@ -529,6 +530,44 @@ def test_report_82_greedy_output_equals_transformers_generate_with_the_same_para
                 **TOGETHER_THERE,
             )
         assert out.token_ids == ids[0, len(prompt) :].tolist()
+
+
+THEIRS = {
+    "no_repeat_ngram": lambda n: transformers.NoRepeatNGramLogitsProcessor(2),
+    "min_length": lambda n: transformers.MinLengthLogitsProcessor(n + 9, [2, *range(9, VOCAB, 2)]),
+    "suppress_at_begin": lambda n: transformers.SuppressTokensAtBeginLogitsProcessor(list(range(9, VOCAB, 2)), n + 1),
+    "forced_eos": lambda n: transformers.ForcedEOSTokenLogitsProcessor(n + 7, 2),
+    "decay": lambda n: transformers.ExponentialDecayLengthPenalty((4, 1.5), 2, n),
+    "prompt_penalty": lambda n: RepetitionPenaltyLogitsProcessor(1.5, prompt_ignore_length=n),
+    "sequence_bias": lambda n: SequenceBiasLogitsProcessor([[[t, t], 4.0] for t in range(VOCAB)]),
+    "top_k": lambda n: transformers.TopKLogitsWarper(8),
+    "top_p": lambda n: transformers.TopPLogitsWarper(0.6),
+    "typical": lambda n: transformers.TypicalLogitsWarper(0.6),
+    "epsilon": lambda n: transformers.EpsilonLogitsWarper(0.01),
+    "eta": lambda n: transformers.EtaLogitsWarper(0.02),
+    "top_h": lambda n: transformers.TopHLogitsWarper(0.4),
+    "normalise": lambda n: transformers.LogitNormalization(),
+}
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_report_79_any_processor_of_transformers_works_at_every_place(drafting, target, folders, name):
+    """Greedy as in its own `generate`, sampled as in plain decoding."""
+    llm, plain = drafting.with_policy("fixed", ["ngram:k=3", f"model:{folders['target']}"]), drafting.with_policy("off")
+    for seed, prompt in enumerate(PROMPTS[1:4]):
+        params = SamplingParams(max_tokens=14, logits_processors=[THEIRS[name](len(prompt))])
+        with torch.inference_mode():
+            ids = target.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+                max_new_tokens=14,
+                do_sample=False,
+                pad_token_id=0,
+                logits_processor=LogitsProcessorList([THEIRS[name](len(prompt))]),
+            )
+        assert llm.generate([prompt], params)[0].token_ids == ids[0, len(prompt) :].tolist()
+        params = replace(params, temperature=1.0, seed=seed)
+        assert llm.generate([prompt], params)[0].token_ids == plain.generate([prompt], params)[0].token_ids
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -65,7 +65,9 @@ def bench(
     A fair comparison emits the same number of tokens: use --max-tokens N --ignore-eos.
     """
     params = o.sampling(max_tokens, temperature, top_p, top_k, seed, ignore_eos, more=more)
-    if temperature > 0.0 and seed is None:
+    if params.n > 1:
+        raise ConfigError(f"n is {params.n}: a benchmark measures one output of each prompt, drop --set n")
+    if temperature > 0.0 and seed is None and rule == "coupled":
         raise ConfigError("sampled outputs can only be compared with a seed: add --seed")
     if file is None and not as_json:
         file = Path("bench.json")

@@ -54,4 +54,5 @@ def _union(drafts: Sequence[Draft], depth: int) -> Draft:
                 drafters.append(drafter)
                 laws.append(draft.law(node))
             merged.append(index[key])
-    return Draft(tuple(token for _, token in index), tuple(parent for parent, _ in index), tuple(drafters), tuple(laws))
+    tokens, parents = tuple(token for _, token in index), tuple(parent for parent, _ in index)
+    return Draft(tokens, parents, tuple(drafters), tuple(laws), merged=True)

@@ -15,7 +15,7 @@ from bozza.sampling.chance import Chance
 
 
 class Block(Rejection):
-    """Block verification of chains. Trees are judged by recursive rejection, which is as exact.
+    """Block verification of chains. Trees and merged drafts are judged by recursive rejection, which is as exact.
 
     So are requests with processors or a grammar of their own, whose laws can only be had in turn.
     """
@@ -24,7 +24,7 @@ class Block(Rejection):
 
     def judge(self, laws: Laws, draft: Draft, request: Request, chance: Chance) -> Verdict:
         """See `Rejection.judge`."""
-        chain = draft.parents == tuple(range(-1, len(draft) - 1))
+        chain = not draft.merged and draft.parents == tuple(range(-1, len(draft) - 1))
         return judge_block(laws, draft, chance) if chain and not request.params.in_turn else walk(laws, draft, chance)
 
 
@@ -51,4 +51,4 @@ def _last_here(laws: Laws, draft: Draft, count: int, share: float) -> float:
         return share
     law = laws(count - 1)
     surplus = float((share * law - proposed(draft, count, law)).clamp_(min=0.0).sum())
-    return surplus / (surplus + 1.0 - share) if surplus > 0.0 else 0.0
+    return surplus / (surplus + (1.0 - share)) if surplus > 0.0 else 0.0

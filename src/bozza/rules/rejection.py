@@ -93,7 +93,7 @@ def proposed(draft: Draft, node: int, law: Tensor, before: Sequence[int] = ()) -
         proposal[: len(stated)] = stated.to(law)
         if before:
             proposal[list(before)] = 0.0
-            proposal /= proposal.sum()
+        proposal /= proposal.sum()
     # A law that leaves nothing for the token cannot have been what it was drawn from: take it as chosen.
     if stated is None or not float(proposal[token]) > 0.0:
         proposal.zero_()
