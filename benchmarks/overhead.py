@@ -3,8 +3,9 @@
 usage: python benchmarks/overhead.py [--out FILE]
 
 Runs the default model in bfloat16 at batch 1 and 16, plainly and with the ngram drafter, with ever more sampling
-parameters, and prints the median milliseconds per step of each stage and which share of a step sampling takes. A second table times the draw itself for vocabularies of 49,152 and 151,936. The
-last line of standard output is the result as JSON.
+parameters, and prints the median milliseconds per step of each stage and which share of a step sampling takes. A second
+table times the draw itself for vocabularies of 49,152 and 151,936. The last line of standard output is the result as
+JSON.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ PARAMS = {
         repetition_penalty=1.1,
         presence_penalty=0.2,
         frequency_penalty=0.2,
-        logit_bias={token: -1.0 for token in range(100, 120)},
+        logit_bias=dict.fromkeys(range(100, 120), -1.0),
         bad_words=("foo", "bar baz", "qux"),
         seed=1,
     ),

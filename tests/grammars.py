@@ -12,6 +12,7 @@ class OneOf:
         self._sequences = [tuple(sequence) for sequence in sequences]
         self._vocab = vocab
         self.taken: tuple[int, ...] = ()
+        self.failure: str | None = None
 
     def push(self, token: int) -> bool:
         assert token in self._next(self.taken), f"{token} was committed after {self.taken}"

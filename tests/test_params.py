@@ -194,7 +194,6 @@ def test_parameters_know_what_must_be_done_for_them(given, adjusts, penalises, i
         {"structured": {"regex": "a"}},
     ],
 )
-@pytest.mark.xfail(reason="bug: values of a wrong kind end in a TypeError of Python, here or in the first step")
 def test_values_of_a_wrong_kind_are_refused_in_one_line(given):
     with pytest.raises(ConfigError) as caught:
         SamplingParams(**given)

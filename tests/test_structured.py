@@ -435,6 +435,23 @@ def test_wrong_languages_are_refused_in_one_line(llms, shape, says):
     assert llms["off"].engine.idle
 
 
+def test_what_is_wrong_is_said_without_noise(compiler):
+    with pytest.raises(ConfigError) as caught:
+        compiler.compile(Structured(json_schema={"type": "nonsense"}))
+    assert str(caught.value) == "structured output: Invalid type: nonsense"
+
+
+def test_a_language_that_llguidance_gives_up_on_does_not_end_with_stop(llms):
+    """It has room for 2000 items, which shows only when a token is read: the output is no word of the language then."""
+    ways = [f'"w{i}" start' for i in range(2500)]
+    params = SamplingParams(max_tokens=12, structured=Structured(grammar=f"start: {' | '.join(ways)}"))
+    try:
+        out = llms["off"].generate("abc", params)[0]
+    except ConfigError:
+        return
+    assert out.finish_reason != "stop"
+
+
 def test_without_llguidance_one_line_says_what_to_install(folders, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "llguidance"]:
         monkeypatch.setitem(sys.modules, name, None)

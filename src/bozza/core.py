@@ -100,10 +100,13 @@ NO_DRAFT = Draft()
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The accepted path through a draft, and the tokens to commit: the path's own, then one that the target adds."""
+    """The accepted path through a draft, and the tokens to commit: the path's own, then one that the target adds.
+
+    After an accepted end token nothing need be added.
+    """
 
     path: tuple[int, ...]  # accepted node indices, from the root down
-    tokens: tuple[int, ...]  # len(path) + 1
+    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,8 @@ class Watch(Protocol):
 
 class Constraint(Watch, Protocol):
     """A language that the output must belong to; its state is the committed output."""
+
+    failure: str | None  # why the language could not be followed further; the request is then aborted
 
     def allowed(self, path: Sequence[int]) -> bytes | None:
         """Which tokens may follow `path` after the committed output: a bit each, lowest first; None: all of them."""

@@ -39,7 +39,8 @@ class Output:
     """What one prompt became.
 
     `token_ids` holds the end token if there was one; `text` shows no special tokens, and ends before a stop string.
-    The log-probabilities are None unless asked for. With `n` > 1 the other outputs of the prompt are in `others`.
+    The log-probabilities are None unless asked for. An output that had to be aborted says why in `error`. With `n` > 1
+    the other outputs of the prompt are in `others`.
     """
 
     prompt_token_ids: list[int]
@@ -49,6 +50,7 @@ class Output:
     stats: RequestStats
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    error: str | None = None
     others: list[Output] = field(default_factory=list)
 
     @property
@@ -320,6 +322,7 @@ class LLM:
             request.stats,
             None if request.params.logprobs is None else request.logprobs,
             None if request.params.prompt_logprobs is None else request.prompt_logprobs,
+            None if request.constraint is None else request.constraint.failure,
         )
 
 

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 from bozza.errors import ConfigError
 
 LEAST_TEMPERATURE = 1e-3  # below, logits divided by it overflow; greedy decoding is what is meant
 MOST_LOGPROBS = 1024
+
+
+NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+
+def _check(name: str, value: Any, right: Callable[[Any], bool], kind: str) -> None:
+    if not right(value):
+        raise ConfigError(f"{name} is {str(value)[:80]!r}: use {kind}")
+
+
+def _all(values: Any, kind: type) -> bool:
+    """Whether these are several values, and all of a kind."""
+    return isinstance(values, Iterable) and not isinstance(values, str) and all(isinstance(v, kind) for v in values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +54,10 @@ class Structured:
     after: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("regex", "grammar", "after"):
+            _check(name, getattr(self, name), lambda value: value is None or isinstance(value, str), "text")
+        schema: Any = self.json_schema
+        _check("json_schema", schema, lambda value: value is None or isinstance(value, (str, Mapping)), "a mapping")
         given = [name for name in ("json_schema", "regex", "grammar") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ConfigError("structured output needs exactly one of json_schema, regex and grammar")
@@ -54,14 +79,15 @@ class SamplingParams:
             et al., 2019; as transformers does). 1 changes nothing.
         presence_penalty: taken from the logit of each token that the output holds (as the OpenAI API does).
         frequency_penalty: taken from a token's logit for each time that the output holds it (as the OpenAI API does).
-        logit_bias: token id -> number added to its logit.
+        logit_bias: token id (or its digits, as JSON has it) -> number added to its logit.
         bad_words: texts, or token id sequences, that the output must not hold. A text stands for its tokens at the
             start of a word and inside one.
-        allowed_token_ids: if given, no other token is ever produced.
+        allowed_token_ids: if given, no other token is ever produced; where bad_words or min_tokens would leave none of
+            them, these give way.
         logits_processors: transformers `LogitsProcessor` objects, or functions of (input_ids [1, length], scores
             [1, vocab]), applied in this order after all of the above. Under speculation each is called once per
             output token and in the order of the output, as in plain decoding, so even one with a state is right; such
-            a one belongs to one request.
+            a one belongs to one output (n = 1, and parameters of its own for each prompt).
         structured: a grammar for the output. It has the last word: what it alone leaves over is never banned.
         stop: texts that end the output; the text stops before, the token ids with the token that completes it.
         stop_token_ids: tokens that end the output, beside the model's own.
@@ -103,10 +129,44 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         self._normalise()
         self._check_counts()
         self._check_law()
         self._check_bans()
+
+    def _check_kinds(self) -> None:
+        """Values of a wrong kind are named here, instead of by Python somewhere behind."""
+        for name in NUMBERS:
+            _check(name, getattr(self, name), lambda value: isinstance(value, Real), "a number")
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            _check(name, getattr(self, name), lambda value: value is None or _all(value, Integral), "token ids")
+        _check("ignore_eos", self.ignore_eos, lambda value: isinstance(value, bool), "True or False")
+        _check("stop", self.stop, lambda value: isinstance(value, str) or _all(value, str), "texts")
+        _check(
+            "bad_words",
+            self.bad_words,
+            lambda value: (
+                isinstance(value, str)
+                or (_all(value, object) and all(isinstance(word, str) or _all(word, Integral) for word in value))
+            ),
+            "texts, or sequences of token ids",
+        )
+        _check(
+            "logit_bias",
+            self.logit_bias,
+            lambda value: (
+                isinstance(value, Mapping)
+                and all(
+                    isinstance(token, Integral) or (isinstance(token, str) and token.isdecimal()) for token in value
+                )
+                and _all(value.values(), Real)
+            ),
+            "a mapping from token ids to numbers",
+        )
+        _check("logits_processors", self.logits_processors, lambda value: _all(value, object), "a list")
+        structured: Any = self.structured
+        _check("structured", structured, lambda value: value is None or isinstance(value, Structured), "Structured")
 
     def _normalise(self) -> None:
         """Lists become tuples, a lone text a tuple of one, so that parameters stay what they were."""

@@ -34,8 +34,9 @@ class GrammarCompiler:
             ) from problem
         self._matcher = llguidance.LLMatcher
         self._tokenizer = tokenizer
-        ends = sorted(end_ids) or [tokenizer.eos_token_id]
+        self._ends = end_ids
         try:
+            ends = sorted(end_ids) or [tokenizer.eos_token_id]
             self._vocabulary = hf.from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=ends)
         except Exception as problem:  # it raises whatever the tokenizer makes it
             raise ConfigError(f"llguidance cannot read this tokenizer ({first_line(problem)})") from problem
@@ -49,10 +50,10 @@ class GrammarCompiler:
         grammar = self._grammar(structured)
         problem = self._matcher.validate_grammar(grammar, self._vocabulary)
         if problem and not problem.startswith("WARNING"):
-            raise ConfigError(f"structured output: {first_line(problem)}")
+            raise ConfigError(f"structured output: {_line(problem)}")
         matcher = self._matcher(self._vocabulary, grammar, log_level=0)
         if matcher.is_error():
-            raise ConfigError(f"structured output: {first_line(matcher.get_error())}")
+            raise ConfigError(f"structured output: {_line(matcher.get_error())}")
         return GrammarConstraint(matcher, self._start(structured))
 
     def _grammar(self, structured: Structured) -> str:
@@ -73,7 +74,14 @@ class GrammarCompiler:
         ids = self._tokenizer(structured.after, add_special_tokens=False)["input_ids"]
         if len(ids) != 1:
             raise ConfigError(f"structured output: after={structured.after!r} is {len(ids)} tokens, use one")
+        if ids[0] in self._ends:
+            raise ConfigError(f"structured output: the output ends at {structured.after!r}, nothing comes after it")
         return int(ids[0])
+
+
+def _line(text: str) -> str:
+    """What llguidance says, in a line: its messages quote the grammar over many."""
+    return " ".join(text.split())[:300]
 
 
 class GrammarConstraint:
@@ -85,6 +93,7 @@ class GrammarConstraint:
     """
 
     def __init__(self, matcher: Any, start: int | None = None) -> None:
+        self.failure: str | None = None
         self._matcher = matcher
         self._start = start  # None once it holds
 
@@ -95,6 +104,8 @@ class GrammarConstraint:
                 self._start = None
             return False
         self._matcher.consume_token(token)
+        if self._matcher.is_error():
+            self.failure = f"structured output: llguidance gave up ({_line(self._matcher.get_error())})"
         return bool(self._matcher.is_stopped())
 
     def allowed(self, path: Sequence[int]) -> bytes | None:
@@ -114,9 +125,10 @@ class GrammarConstraint:
         tokens: list[int] = []
         while self._start is None and len(tokens) < most and not self._matcher.is_stopped():
             more = list(self._matcher.compute_ff_tokens()) or self._only_token()
-            if not more or self._matcher.try_consume_tokens(more) < len(more):
+            taken = self._matcher.try_consume_tokens(more)
+            tokens += more[:taken]
+            if not more or taken < len(more):
                 break
-            tokens += more
         self._matcher.rollback(len(tokens))
         return tokens[:most]
 

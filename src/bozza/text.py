@@ -33,6 +33,11 @@ class Detokenizer:
         self._window, self._told = self._told, len(self._ids)
         return text[len(told) :]
 
+    def held(self) -> str:
+        """What `push` holds back, as far as no further token can change it."""
+        rest = self._decode(self._window, len(self._ids))[len(self._decode(self._window, self._told)) :]
+        return rest.rstrip(REPLACEMENT)
+
     def flush(self) -> str:
         """What is left at the end of the output, unfinished characters included."""
         rest = self._decode(self._window, len(self._ids))[len(self._decode(self._window, self._told)) :]
@@ -64,18 +69,24 @@ class OutputText:
         self._min_tokens = min_tokens
         self._pushed = 0
         self._text = ""
+        self._searched = 0  # characters of the text, held ones included, that were looked at
         self._end: int | None = None  # where the text ends, once that is known
         self._taken = 0
 
     def push(self, token: int) -> bool:
         """See `Watch.push`: True when the token completes a stop string."""
-        known = len(self._text)
         self._text += self._detokenizer.push([token])
         self._pushed += 1
-        if self._stops and self._pushed >= self._min_tokens:
+        if not self._stops:
+            return False
+        text = self._text + self._detokenizer.held()
+        if self._pushed >= self._min_tokens:
             # What was complete before this token must not be found again.
-            found = [self._text.find(stop, max(0, known - len(stop) + 1)) for stop in self._stops]
+            found = [text.find(stop, max(0, self._searched - len(stop) + 1)) for stop in self._stops]
             self._end = min((start for start in found if start >= 0), default=None)
+        if self._end is not None:
+            self._text = text
+        self._searched = len(text)
         return self._end is not None
 
     def finish(self) -> str:

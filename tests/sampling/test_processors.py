@@ -607,7 +607,6 @@ def test_report_83_a_processor_with_a_state_is_called_once_for_each_token_in_ord
         assert counting.calls == list(range(len(prompt), len(prompt) + len(out.token_ids)))
 
 
-@pytest.mark.xfail(reason="bug: a block that crosses the end asks processors for tokens that are never committed")
 def test_report_83_a_processor_is_not_called_behind_an_end_inside_a_block(drafting, folders):
     llm = drafting.with_policy("fixed", [f"model:{folders['target']},k=8"])
     prompt, free = PROMPTS[2], SamplingParams(max_tokens=30, ignore_eos=True)
@@ -622,7 +621,6 @@ def test_report_83_a_processor_is_not_called_behind_an_end_inside_a_block(drafti
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection", "block"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.xfail(reason="bug: where bans leave nothing, a token that is banned and not allowed is produced")
 def test_no_token_is_produced_that_is_not_allowed(drafting, rule, temperature):
     """Only the end token is allowed, and min_tokens bans it: something must give, but not to a third token."""
     params = SamplingParams(max_tokens=6, min_tokens=3, allowed_token_ids=[2], temperature=temperature, seed=1)

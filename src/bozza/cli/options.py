@@ -99,6 +99,8 @@ def _settings(pairs: Sequence[str]) -> dict[str, Any]:
         name, equals, value = pair.partition("=")
         if name in own:
             raise ConfigError(f"--set {pair}: {name} has a flag of its own")
+        if name in settings:
+            raise ConfigError(f"--set {name} is given twice: write lists as JSON, as in {name}=[1, 2]")
         if name not in known or not equals:
             raise ConfigError(f"--set {pair}: write NAME=VALUE, with one of {', '.join(sorted(known))}")
         try:

@@ -40,6 +40,8 @@ def output_document(output: Any) -> dict[str, Any]:
         "finish_reason": output.finish_reason,
         "stats": stats_document(output.stats),
     }
+    if output.error is not None:
+        document["error"] = output.error
     for name in ("logprobs", "prompt_logprobs"):
         if (entries := getattr(output, name)) is not None:
             document[name] = [entry and asdict(entry) for entry in entries]

@@ -15,6 +15,8 @@ def cut(request: Request, tokens: Sequence[int]) -> tuple[Sequence[int], FinishR
     """
     for count, token in enumerate(tokens, 1):
         ended = [watch.push(token) for watch in request.watches]
+        if request.constraint is not None and request.constraint.failure is not None:
+            return tokens[:count], "abort"
         if token in request.end_ids or any(ended):
             return tokens[:count], "stop"
         if count == request.remaining:

@@ -25,7 +25,9 @@ class Block(Rejection):
     def judge(self, laws: Laws, draft: Draft, request: Request, chance: Chance) -> Verdict:
         """See `Rejection.judge`."""
         chain = not draft.merged and draft.parents == tuple(range(-1, len(draft) - 1))
-        return judge_block(laws, draft, chance) if chain and not request.params.in_turn else walk(laws, draft, chance)
+        if chain and not request.params.in_turn:
+            return judge_block(laws, draft, chance)
+        return walk(laws, draft, chance, request.end_ids)
 
 
 def judge_block(laws: Laws, draft: Draft, chance: Chance) -> Verdict:

@@ -84,3 +84,5 @@ class _Walk:
             self._node = self._children.get((self._node, token))
             if self._node is not None:
                 self.path.append(self._node)
+            if token in self.request.end_ids:  # nothing behind it is committed, nor may a processor be asked there
+                self._node = None

@@ -9,7 +9,7 @@ is exactly the target's, whatever the q are, as long as each token was drawn fro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class Rejection:
 
     def judge(self, laws: Laws, draft: Draft, request: Request, chance: Chance) -> Verdict:
         """The verdict on one draft."""
-        return walk(laws, draft, chance)
+        return walk(laws, draft, chance, request.end_ids)
 
     def _laws(self, logits: Tensor, request: Request, draft: Draft, root: int) -> Laws:
         paths = [(), *draft.paths()]
@@ -58,8 +58,8 @@ class Rejection:
         return lambda node: laws[node + 1]
 
 
-def walk(laws: Laws, draft: Draft, chance: Chance) -> Verdict:
-    """Recursive rejection from the root down."""
+def walk(laws: Laws, draft: Draft, chance: Chance, end_ids: Collection[int] = ()) -> Verdict:
+    """Recursive rejection from the root down, at most to an end token."""
     children = draft.children()
     path: list[int] = []
     node = -1
@@ -70,6 +70,8 @@ def walk(laws: Laws, draft: Draft, chance: Chance) -> Verdict:
             tokens = [draft.tokens[accepted] for accepted in path]
             return Verdict(tuple(path), (*tokens, chance.pick(law)))
         path.append(node)
+        if draft.tokens[node] in end_ids:
+            return Verdict(tuple(path), tuple(draft.tokens[accepted] for accepted in path))
 
 
 def _try_children(law: Tensor, children: Sequence[int], draft: Draft, chance: Chance) -> tuple[int, Tensor]:

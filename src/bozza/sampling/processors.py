@@ -148,6 +148,8 @@ class Processors:
             banned = _bad_endings(place)
             if place.position < params.min_tokens:
                 banned += place.request.end_ids
+            if params.allowed_token_ids is not None and set(params.allowed_token_ids) <= set(banned):
+                banned = []  # something must give: what is not allowed stays so
             banned = [token for token in banned if token < logits.shape[1]]  # a draft model may have fewer
             banned_rows += [row] * len(banned)
             banned_tokens += banned
