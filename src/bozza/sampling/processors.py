@@ -102,11 +102,15 @@ class Processors:
         return adjusted
 
     def _bias(self, logits: Tensor, places: Sequence[Place], rows: Sequence[int]) -> None:
-        for row in rows:
-            bias = {t: b for t, b in places[row].request.params.logit_bias.items() if t < logits.shape[1]}
-            if bias:
-                tokens = torch.tensor(list(bias), device=logits.device)
-                logits[row, tokens] += logits.new_tensor(list(bias.values()))
+        found = [
+            (row, token, bias)
+            for row in rows
+            for token, bias in places[row].request.params.logit_bias.items()
+            if token < logits.shape[1]  # a draft model may have fewer
+        ]
+        if found:
+            at, tokens, biases = zip(*found, strict=True)
+            logits[list(at), list(tokens)] += logits.new_tensor(biases)
 
     def _penalise(self, logits: Tensor, places: Sequence[Place], rows: Sequence[int]) -> None:
         if not rows:
