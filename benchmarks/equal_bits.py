@@ -35,7 +35,7 @@ def cost(runner: RaggedRunner, ids: Sequence[int]) -> list[dict[str, Any]]:
     rows = []
     for cached in (60, 200, 300, 500):
         slot = runner.alloc()
-        runner.forward([Row(slot, ids[:cached], wanted=False)])
+        runner.forward([Row(slot, ids[:cached], wanted=0)])
         for new in (1, 9):
             times: dict[bool, list[float]] = {True: [], False: []}
             for turn in range(60):
@@ -58,13 +58,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "equal_bits.json")
     options = parser.parse_args()
     random.seed(0)
-    llm = LLM(options.model, policy="off", dtype=options.dtype, device="cpu", invariant=True)
+    llm = LLM(options.model, policy="off", dtype=options.dtype, device="cpu")
+    runner = RaggedRunner(llm.model, invariant=True)
     ids = [random.randrange(3, llm.runner.vocab_size) for _ in range(LENGTH)]
     document = {
         "environment": environment(llm),
         "positions": LENGTH,
-        "differing": differing_positions(llm.runner, ids, SIZES, requests=6),
-        "cost": cost(llm.runner, ids),
+        "differing": differing_positions(runner, ids, SIZES, requests=6),
+        "cost": cost(runner, ids),
     }
     Console().print(document["differing"], document["cost"])
     options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -4,8 +4,8 @@ usage: python benchmarks/invariant.py [--dtype D ...] [--out FILE]
 
 With `invariant=True` the default model continues 10 texts greedily and under 3 seeds, 256 tokens each: plainly one by
 one, then in larger batches and with drafters. Token ids and log-probabilities, as floats, must be equal. Finished ways
-are kept in the result file, and a second call goes on where the first one stopped. The last line of standard output is
-the result as JSON.
+are kept in the result file, and a second call goes on where the first one stopped; remove the file to measure anew. The
+last line of standard output is the result as JSON.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from bozza.core import Request
 from bozza.drafters.spec import OPTIONS
 from bozza.drafters.spec import RULES as RULE_NAMES
 from bozza.rules import RULES
-from bozza.verify import deviation, uniforms_of
+from bozza.verify import deviation, uniforms_of, views_of
 from tiny import shallower, tiny, token_prompts
 
 PROMPTS = token_prompts(22)
@@ -29,6 +29,7 @@ DRAFTS = {
     "model": ["model:{shallow}"],
     "both": ["ngram:k=5", "model:{shallow}"],
     "grammar": ["grammar", "ngram:k=3"],
+    "two": ["model:{shallow},k=2", "model:{stranger},k=2"],
     "stranger": ["model:{stranger},k=3", "ngram:min=2,max=3,k=2"],
 }
 
@@ -201,7 +202,8 @@ def distance(llm: LLM, batch: str) -> tuple[float, float]:
     params = [SamplingParams(max_tokens=30, temperature=1.0, seed=i, ignore_eos=True) for i in range(len(prompts))]
     outputs = decode(llm, batch, prompts, params)
     assert outputs != decode(llm.with_policy("off", rule="coupled"), batch, prompts, params)  # other coins
-    uniforms = torch.cat([uniforms_of(llm.model, p, ids) for p, ids in zip(prompts, outputs, strict=True)], dim=1)
+    generator = torch.Generator().manual_seed(0)
+    uniforms = views_of([uniforms_of(llm.model, p, ids, generator) for p, ids in zip(prompts, outputs, strict=True)])
     bound = (math.log(2 * len(uniforms) / 1e-6) / (2 * uniforms.shape[1])) ** 0.5
     return max(map(deviation, uniforms)), bound
 

@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 import bozza
-from bozza import LLM, ConfigError, ModelError, PromptError, SamplingParams
+from bozza import LLM, BozzaError, ConfigError, ModelError, PromptError, SamplingParams
 from bozza.text import decode
 from tiny import tiny
 
@@ -164,3 +164,19 @@ def test_public_names_are_exported_and_sorted():
     assert bozza.__all__ == sorted(bozza.__all__, key=lambda name: (name != name.upper(), name))
     with pytest.raises(AttributeError):
         _ = bozza.nonsense
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "says"),
+    [
+        ("x", {"max_tokens": 5}, "sampling parameters are SamplingParams"),
+        (5, None, "a prompt is a text or a list of token ids, this is int"),
+        ([[1.5]], None, "a prompt is a text or a list of token ids, this is not one"),
+        ([None], None, "a prompt is a text or a list of token ids, this is not one"),
+    ],
+)
+def test_wrong_arguments_are_one_line(folders, prompts, params, says):
+    llm = LLM(folders["target"])
+    with pytest.raises(BozzaError, match=says):
+        llm.generate(prompts, params)
+    assert llm.engine.idle

@@ -87,6 +87,13 @@ MUTANTS = [
         "tests/sampling/test_chance.py",
     ),
     Mutant(
+        "two drafters share their numbers",
+        "drafters/model.py",
+        'Coins(request, f"draft {self.name}")',
+        'Coins(request, "draft")',
+        "tests/drafters/test_model_drafter.py",
+    ),
+    Mutant(
         "how deep a merged sampled draft goes depends on what was drawn",
         "drafters/merge.py",
         "(_together(drafts, depth) if sampled else len(union))",

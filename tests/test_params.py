@@ -51,6 +51,8 @@ def same(ids, scores):
         ({"frequency_penalty": math.nan}, "frequency_penalty is nan: use a finite number"),
         ({"logit_bias": {7: -math.inf}}, "logit_bias of token 7 is not a finite number: to ban a token use bad_words"),
         ({"logit_bias": {3: 1.0, 9: math.nan}}, "logit_bias of token 9"),
+        ({"logit_bias": {3: 1e39}}, "logit_bias of token 3"),  # infinite in single precision
+        ({"temperature": 10**400}, "temperature is 1"),
         ({"stop": ""}, "an empty stop string"),
         ({"stop": ["fine", ""]}, "an empty stop string"),
         ({"bad_words": [""]}, "an empty bad word"),
@@ -101,7 +103,7 @@ def test_the_least_and_the_largest_values_are_accepted():
         repetition_penalty=1e-3,
         presence_penalty=-2.0,
         frequency_penalty=-2.0,
-        logit_bias={0: -1e30},
+        logit_bias={0: -9e29},
         logprobs=MOST_LOGPROBS,
         prompt_logprobs=0,
         seed=-(2**70),
@@ -210,3 +212,14 @@ def test_tokens_that_the_model_lacks_are_refused_before_anything_starts(target, 
     with pytest.raises(ConfigError, match=f"{name}: there is no token {token}, the model has ids 0 to 210"):
         llm.generate([[5], [6]], [SamplingParams(), SamplingParams(**{name: value})])
     assert llm.engine.idle
+
+
+def test_iterators_are_taken_once_and_kept():
+    params = SamplingParams(
+        stop=(text for text in ["a", "b"]),
+        stop_token_ids=iter([5]),
+        bad_words=map(str, ["x"]),
+        logits_processors=iter([same]),
+    )
+    assert (params.stop, params.stop_token_ids, params.bad_words) == (("a", "b"), (5,), ("x",))
+    assert params.logits_processors == (same,)

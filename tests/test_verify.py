@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from bozza import LLM, ConfigError, PromptError
 from bozza.cli import app as cli
 from bozza.core import Verdict
 from bozza.rules import Block, Coupled, Rejection
-from bozza.verify import FALSE_ALARM, deviation
+from bozza.verify import FALSE_ALARM, deviation, uniforms_of, views_of
 from tiny import tiny
 
 NAMES = ["greedy", "seed", "law of coupled", "law of rejection", "law of block"]
@@ -118,3 +120,49 @@ def test_the_command_says_it_with_its_exit_code(folders, monkeypatch, capsys, br
             assert [check["name"] for check in document["checks"]] == NAMES
         else:
             assert ("bug" in out) == broken
+
+
+class Sure(torch.nn.Module):
+    """A model that gives every text the same peaked law."""
+
+    def __init__(self, chance: float, vocab: int = 40) -> None:
+        super().__init__()
+        rest = (1.0 - chance) / (vocab - 1)
+        self.law = torch.tensor([chance, *[rest] * (vocab - 1)]).log()
+        self.device = torch.device("cpu")
+
+    def forward(self, input_ids, use_cache, logits_to_keep):
+        return SimpleNamespace(logits=self.law.expand(1, len(logits_to_keep), -1))
+
+
+@pytest.mark.parametrize("chance", [0.35, 0.97])
+@pytest.mark.parametrize("tokens", [1, 2, 16, 300])
+def test_a_right_system_passes_with_short_outputs_and_sure_models(chance, tokens):
+    """Equal outputs must not count as one: their v are drawn anew."""
+    model, draws = Sure(chance), torch.Generator().manual_seed(1)
+    outputs = torch.multinomial(model.law.exp(), 2400, replacement=True, generator=draws).view(-1, tokens).tolist()
+    found = views_of([uniforms_of(model, [1, 2], output, draws) for output in outputs])
+    assert found.shape == (3, 2400)
+    bound = (math.log(6 / FALSE_ALARM) / 4800) ** 0.5
+    assert max(map(deviation, found)) < bound
+
+
+def test_numbers_that_are_used_twice_are_noticed_though_each_is_right_by_itself():
+    model, draws = Sure(0.1), torch.Generator().manual_seed(1)
+    singles = torch.multinomial(model.law.exp(), 1200, replacement=True, generator=draws).tolist()
+    uniforms = uniforms_of(model, [1], [token for token in singles for _ in range(2)], draws)
+    found = views_of([uniforms])
+    bound = (math.log(6 / FALSE_ALARM) / 4800) ** 0.5
+    assert deviation(found[0]) < 1.5 * bound
+    assert deviation(found[2]) > bound
+
+
+def test_what_never_drafts_is_not_called_right(target):
+    with pytest.raises(ConfigError, match="nothing was drafted"):
+        LLM(target, draft=["grammar"]).verify(PROMPTS)
+    with pytest.raises(PromptError, match="write \\[prompt\\]"):
+        LLM(target).verify("abc")
+    with pytest.raises(ConfigError, match="no prompts"):
+        LLM(target).verify([])
+    with pytest.raises(ConfigError, match="at least 1 of each"):
+        LLM(target).verify(PROMPTS, samples=0)

@@ -353,6 +353,7 @@ def environment(llm: LLM) -> dict[str, Any]:
         "model": llm.model_path.name if llm.model_path else None,
         "policy": llm.policy,
         "rule": llm.rule,
+        "invariant": llm.invariant,
         "draft": list(llm.draft),
     }
 

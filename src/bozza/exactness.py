@@ -21,6 +21,7 @@ from bozza.sampling.noise import arrivals, race_keys
 from bozza.sampling.processors import Place, Processors
 from bozza.sampling.sampler import Filters, warp
 
+BANNED = 1e9  # the margin of a token that is removed altogether
 FACTOR = 4.0  # two tokens may each move, in either run
 
 
@@ -45,7 +46,7 @@ def first_difference(model: Any, request: Request, plain: Sequence[int], other: 
 
     Args:
         model: the transformers model.
-        request: as it was before either output; used up.
+        request: as it was before either output; used up. Its custom processors are called once, out of turn.
         plain: one output.
         other: the other one.
     """
@@ -69,8 +70,8 @@ def first_difference(model: Any, request: Request, plain: Sequence[int], other: 
     if params.temperature > 0.0:
         bound /= params.temperature
         margin = min(margin, _distance_to_filter(scores, pair, params))
-    if math.isnan(margin):  # both are banned
-        margin = math.inf
+    if math.isnan(margin) or math.isinf(margin):  # banned; JSON has no infinity
+        margin = BANNED
     return Difference(position, pair, margin, bound, "tie" if margin <= bound else "bug")
 
 

@@ -74,7 +74,8 @@ class LLM:
         dtype: "auto" (the checkpoint's), "bfloat16", "float16", "float32", or a torch dtype.
         device: "auto" (a GPU when there is one), "cpu", "cuda", "cuda:1".
         invariant: results must not depend on the shape of a pass, to the last bit, in float32 too (see
-            docs/design.md). Drafts are then chains, and the machine is tried out when the model is loaded.
+            docs/design.md). Drafts are then chains, and the machine is tried out when the model is loaded. Under the
+            rules with coins sampled text still depends on what was drafted.
         max_batch: most requests in one pass; more wait.
         token_budget: most tokens in one pass; longer prompts are read in chunks.
         fresh_seed: where the seeds of unseeded requests come from.
@@ -254,7 +255,9 @@ class LLM:
             ConfigError: the policy is "off".
             PromptError: a prompt is of no use, or has no room for so many tokens.
         """
-        ids = [self.encode(p) if isinstance(p, str) else list(p) for p in (PROMPTS if prompts is None else prompts)]
+        if isinstance(prompts, str):
+            raise PromptError("prompts are a list: write [prompt]")
+        ids = [self._ids(prompt) for prompt in (PROMPTS if prompts is None else prompts)]
         for prompt in ids:
             self.engine.check_prompt(prompt)
             if len(prompt) + tokens > self.runner.context_length:
@@ -275,6 +278,8 @@ class LLM:
     def _add_all(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[list[Request]]:
+        if not isinstance(prompts, Sequence):
+            raise PromptError(f"a prompt is a text or a list of token ids, this is {type(prompts).__name__}")
         many: Sequence[Any] = [prompts] if _is_one(prompts) else prompts
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(many)
@@ -291,12 +296,21 @@ class LLM:
 
     def _add(self, prompt: Prompt, params: SamplingParams) -> list[Request]:
         """Queue the requests of one prompt: one for each output."""
-        ids = self.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        ids = self._ids(prompt)
+        if not isinstance(params, SamplingParams):
+            raise ConfigError(f"sampling parameters are SamplingParams(...), this is {type(params).__name__}")
         seed = self._fresh_seed() if params.seed is None else params.seed
         requests = self._requests(ids, params, seed)
         for request in requests:
             self.engine.submit(request)
         return requests
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.encode(prompt)
+        if not isinstance(prompt, Sequence) or not all(isinstance(token, Integral) for token in prompt):
+            raise PromptError(f"a prompt is a text or a list of token ids, this is not one: {str(prompt)[:80]}")
+        return [int(token) for token in prompt]
 
     def _requests(self, ids: Sequence[int], params: SamplingParams, seed: int) -> list[Request]:
         return [

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
@@ -12,6 +11,7 @@ from bozza.errors import ConfigError
 
 LEAST_TEMPERATURE = 1e-3  # below, logits divided by it overflow; greedy decoding is what is meant
 MOST_LOGPROBS = 1024
+LARGEST = 1e30  # far above any logit, and far from overflowing beside one
 
 
 NUMBERS = (
@@ -80,16 +80,18 @@ class SamplingParams:
         presence_penalty: taken from the logit of each token that the output holds (as the OpenAI API does).
         frequency_penalty: taken from a token's logit for each time that the output holds it (as the OpenAI API does).
         logit_bias: token id (or its digits, as JSON has it) -> number added to its logit.
-        bad_words: texts, or token id sequences, that the output must not hold. A text stands for its tokens at the
-            start of a word and inside one.
+        bad_words: texts, or token id sequences, that the output must not hold. A text stands for its tokens with and
+            without a space before it.
         allowed_token_ids: if given, no other token is ever produced; where bad_words or min_tokens would leave none of
             them, these give way.
         logits_processors: transformers `LogitsProcessor` objects, or functions of (input_ids [1, length], scores
             [1, vocab]), applied in this order after all of the above. Under speculation each is called once per
-            output token and in the order of the output, as in plain decoding, so even one with a state is right; such
-            a one belongs to one output (n = 1, and parameters of its own for each prompt).
+            output token and in the order of the output, as in plain decoding, so even one with a state is right (it may
+            be asked for one token more where a stop string ends the output). A state belongs to one output: n = 1,
+            and parameters of its own for each prompt.
         structured: a grammar for the output. It has the last word: what it alone leaves over is never banned.
-        stop: texts that end the output; the text stops before, the token ids with the token that completes it.
+        stop: texts that end the output; the text stops before, the token ids with the token that completes it. Special
+            tokens have no text: use stop_token_ids for them.
         stop_token_ids: tokens that end the output, beside the model's own.
         ignore_eos: the model's own end tokens do not end the output.
         seed: one seed, one text. Without one each request gets a fresh one.
@@ -137,6 +139,9 @@ class SamplingParams:
 
     def _check_kinds(self) -> None:
         """Values of a wrong kind are named here, instead of by Python somewhere behind."""
+        for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logits_processors"):
+            if isinstance(getattr(self, name), Iterator):  # looking at it must not use it up
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in NUMBERS:
             _check(name, getattr(self, name), lambda value: isinstance(value, Real), "a number")
         for name in ("stop_token_ids", "allowed_token_ids"):
@@ -207,21 +212,21 @@ class SamplingParams:
                 raise ConfigError(f"{name} is {getattr(self, name)}: use at most {MOST_LOGPROBS}")
 
     def _check_law(self) -> None:
-        if self.temperature != 0.0 and not LEAST_TEMPERATURE <= self.temperature < math.inf:
+        if self.temperature != 0.0 and not LEAST_TEMPERATURE <= self.temperature < LARGEST:
             raise ConfigError(f"temperature is {self.temperature}: use 0 (greedy) or at least {LEAST_TEMPERATURE}")
         for name in ("top_p", "typical_p"):
             if not 0.0 < getattr(self, name) <= 1.0:
                 raise ConfigError(f"{name} is {getattr(self, name)}: use a number above 0, up to 1 (keeps every token)")
         if not 0.0 <= self.min_p <= 1.0:
             raise ConfigError(f"min_p is {self.min_p}: use a number from 0 (keeps every token) to 1")
-        if not 0.0 < self.repetition_penalty < math.inf:
+        if not 0.0 < self.repetition_penalty < LARGEST:
             raise ConfigError(f"repetition_penalty is {self.repetition_penalty}: use a number above 0 (1 is none)")
         for name in ("presence_penalty", "frequency_penalty"):
-            if not math.isfinite(getattr(self, name)):
+            if not abs(getattr(self, name)) < LARGEST:
                 raise ConfigError(f"{name} is {getattr(self, name)}: use a finite number (0 is none)")
 
     def _check_bans(self) -> None:
-        if wrong := [token for token, bias in self.logit_bias.items() if not math.isfinite(bias)]:
+        if wrong := [token for token, bias in self.logit_bias.items() if not abs(bias) < LARGEST]:
             raise ConfigError(f"logit_bias of token {wrong[0]} is not a finite number: to ban a token use bad_words")
         if "" in self.stop:
             raise ConfigError("an empty stop string would end every output at once: drop it")

@@ -44,6 +44,16 @@ class Stream(Iterator[Chunk]):
         return self._request.stats
 
     @property
+    def error(self) -> str | None:
+        """Why the output had to be aborted, if it had."""
+        return None if self._request.constraint is None else self._request.constraint.failure
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
+        """Those of the prompt as far as it has been read, if asked for."""
+        return None if self._request.params.prompt_logprobs is None else self._request.prompt_logprobs
+
+    @property
     def token_ids(self) -> list[int]:
         """All tokens committed so far."""
         return self._request.output
@@ -56,11 +66,11 @@ class Stream(Iterator[Chunk]):
             self._engine.step()
         ids, credits = request.output[self._seen :], request.credits[self._seen :]
         logprobs = None if request.params.logprobs is None else request.logprobs[self._seen :]
-        self._seen += len(ids)
         if self._text is not None and self._watched is None:
             for token in ids:
                 self._text.push(token)
         text = self._text.take(request.finished) if self._text is not None else ""
+        self._seen += len(ids)
         return Chunk(text, ids, credits, request.finish_reason, logprobs)
 
     def close(self) -> None:

@@ -115,21 +115,26 @@ class GrammarConstraint:
                 return None
             path = path[path.index(self._start) + 1 :]
         taken = self._matcher.try_consume_tokens(list(path))
-        # Past its end nothing is committed, so nothing need be forbidden there.
-        bits = None if taken < len(path) or self._matcher.is_stopped() else bytes(self._matcher.compute_bitmask())
-        self._matcher.rollback(taken)
-        return bits
+        try:
+            # Past its end nothing is committed, so nothing need be forbidden there.
+            if taken < len(path) or self._matcher.is_stopped():
+                return None
+            return bytes(self._matcher.compute_bitmask())
+        finally:
+            self._matcher.rollback(taken)
 
     def forced(self, most: int) -> list[int]:
         """See `Constraint.forced`: first what llguidance knows to follow, then single tokens that are left alone."""
         tokens: list[int] = []
-        while self._start is None and len(tokens) < most and not self._matcher.is_stopped():
-            more = list(self._matcher.compute_ff_tokens()) or self._only_token()
-            taken = self._matcher.try_consume_tokens(more)
-            tokens += more[:taken]
-            if not more or taken < len(more):
-                break
-        self._matcher.rollback(len(tokens))
+        try:
+            while self._start is None and len(tokens) < most and not self._matcher.is_stopped():
+                more = list(self._matcher.compute_ff_tokens()) or self._only_token()
+                taken = self._matcher.try_consume_tokens(more)
+                tokens += more[:taken]
+                if not more or taken < len(more):
+                    break
+        finally:
+            self._matcher.rollback(len(tokens))
         return tokens[:most]
 
     def _only_token(self) -> list[int]:

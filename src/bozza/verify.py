@@ -4,8 +4,10 @@ Two kinds of promises, two kinds of checks. Greedy outputs, and under rule `coup
 plain decoding: each difference is judged by the target's own margin. Under every rule sampled tokens must follow the
 target's law: each token x that was drawn at a place with law p is turned into u = sum of p over the tokens before x in
 some order, plus p(x) v with v uniform. If and only if the law is right at every place, all u are independent and
-uniform on [0, 1] (Rosenblatt, 1952), whatever prompts and prefixes there were. Their empirical distribution is then
-within sqrt(ln(2 / alpha) / 2 n) of uniform with probability 1 - alpha (Dvoretzky-Kiefer-Wolfowitz-Massart).
+uniform on [0, 1] (Rosenblatt, 1952), whatever prompts and prefixes there were. Tested are the u themselves, in two
+orders, and the difference of each from the one after it, modulo 1: their empirical distributions are then within
+sqrt(ln(2 / alpha) / 2 n) of uniform with probability 1 - alpha (Dvoretzky-Kiefer-Wolfowitz-Massart), and a fault that
+moves one of them by twice that much is found with the same probability. Temperature is 1, and nothing is filtered.
 The laws come from plain forward passes of the transformers model, so no ragged code judges itself.
 """
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 FALSE_ALARM = 1e-4  # of each law check
 BATCH = 16
+CHUNK = 256  # places whose laws are held at a time
 PROMPTS = (
     "def mean(values):\n    total = 0\n    for value in values:\n        total += value\n"
     "    return total / len(values)\n\ndef median(values):\n",
@@ -82,6 +85,10 @@ def checks_of(
     Raises:
         ConfigError: the LLM never drafts, so that there is nothing to check.
     """
+    if not prompts:
+        raise ConfigError("there are no prompts to verify with: give at least one")
+    if tokens < 1 or samples < 1:
+        raise ConfigError(f"tokens is {tokens}, samples {samples}: use at least 1 of each")
     if llm.policy == "off":
         raise ConfigError("policy 'off' never drafts, there is nothing to verify: use policy 'fixed'")
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
@@ -105,13 +112,15 @@ def _identity(llm: LLM, name: str, prompts: Sequence[Sequence[int]], params: Sam
         differences += [difference for difference in found if difference is not None]
         accepted += sum(sum(out.stats.accepted.values()) for out in others)
         drafted += sum(sum(out.stats.drafted.values()) for out in others)
+    if drafted == 0:
+        raise ConfigError("nothing was drafted, so nothing can be verified: other drafters, prompts or more tokens")
     verdicts = [difference.verdict for difference in differences]
     verdict: Literal["ok", "tie", "bug"] = "bug" if "bug" in verdicts else "tie" if verdicts else "ok"
     outputs = 2 * len(plain)
     detail = f"{outputs - len(verdicts)} of {outputs} outputs identical"
     if differences:
         detail += f", {verdicts.count('tie')} near-ties, {verdicts.count('bug')} bugs"
-        worst = max(differences, key=lambda difference: (difference.verdict == "bug", difference.margin or math.inf))
+        worst = max(differences, key=lambda d: (d.verdict == "bug", math.inf if d.margin is None else d.margin))
         margin = "an output ended early" if worst.margin is None else f"margin {worst.margin:.2g}"
         detail += f" (worst: token {worst.position}, {margin}, rounding {worst.bound:.2g})"
     detail += f"; {accepted} of {drafted} drafted tokens accepted"
@@ -128,11 +137,11 @@ def _law(llm: LLM, rule: str, prompts: Sequence[Sequence[int]], tokens: int, sam
         for which in range(len(prompts))
     ]
     outputs = llm.generate([list(prompt) for prompt in prompts] * rounds, params)
-    each = [uniforms_of(llm.model, output.prompt_token_ids, output.token_ids) for output in outputs]
-    by_order = torch.cat(each, dim=1)  # [orders, tokens]
-    count = by_order.shape[1]
-    bound = math.sqrt(math.log(2 * len(by_order) / FALSE_ALARM) / (2 * count))
-    distance = max(deviation(uniforms) for uniforms in by_order)
+    generator = torch.Generator().manual_seed(0)
+    views = views_of([uniforms_of(llm.model, out.prompt_token_ids, out.token_ids, generator) for out in outputs])
+    count = views.shape[1]
+    bound = math.sqrt(math.log(2 * len(views) / FALSE_ALARM) / (2 * count))
+    distance = max(map(deviation, views))
     accepted = sum(sum(out.stats.accepted.values()) for out in outputs)
     drafted = sum(sum(out.stats.drafted.values()) for out in outputs)
     detail = (
@@ -144,22 +153,40 @@ def _law(llm: LLM, rule: str, prompts: Sequence[Sequence[int]], tokens: int, sam
     return Check(f"law of {rule}", "bug" if distance > bound else "ok", detail, figures)
 
 
-@torch.inference_mode()
-def uniforms_of(model: Any, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
+def views_of(uniforms: Sequence[Tensor]) -> Tensor:
+    """What is tested, each row uniform if the laws are right [3, tokens].
+
+    Args:
+        uniforms: from `uniforms_of`, one for each output.
+    """
+    one_by_one = torch.cat(list(uniforms), dim=1)
+    return torch.cat([one_by_one, (one_by_one[:1] - one_by_one[:1].roll(-1, dims=1)) % 1.0])
+
+
+def uniforms_of(model: Any, prompt: Sequence[int], output: Sequence[int], generator: torch.Generator) -> Tensor:
     """The u of each token of an output sampled at temperature 1 [2, tokens]: in order of probability, and shuffled.
 
     Args:
         model: the transformers model.
         prompt: token ids.
         output: token ids that were drawn after them.
+        generator: of the v; one for all outputs of a check, since equal outputs must not get equal ones.
     """
+    parts = [
+        _uniforms(model, [*prompt, *output[:start]], output[start : start + CHUNK], generator)
+        for start in range(0, len(output), CHUNK)
+    ]
+    return torch.cat(parts, dim=1)
+
+
+@torch.inference_mode()
+def _uniforms(model: Any, prompt: Sequence[int], output: Sequence[int], generator: torch.Generator) -> Tensor:
     ids = torch.tensor([[*prompt, *output]], device=model.device)
     places = torch.arange(len(prompt) - 1, ids.shape[1] - 1, device=model.device)
     logits = model(input_ids=ids, use_cache=False, logits_to_keep=places).logits[0]
     laws = logits.double().softmax(dim=1)
     drawn = torch.tensor(output, device=model.device)[:, None]
     chosen = laws.gather(1, drawn)
-    generator = torch.Generator().manual_seed(len(output) + sum(output))
     order = torch.randperm(laws.shape[1], generator=generator).to(model.device)
     index = torch.arange(laws.shape[1], device=model.device)
     likelier = (laws > chosen) | ((laws == chosen) & (index < drawn))

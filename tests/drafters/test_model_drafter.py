@@ -102,3 +102,26 @@ def test_the_same_model_with_the_same_noise_draws_the_same_tokens():
     assert one.draft([asked], [6]) == other.draft([asked], [6])
     changed = Request(1, [5, 6, 7], 3, asked.params, 8, frozenset(), 10_000)
     assert one.draft([changed], [6]) != one.draft([asked], [6])
+
+
+def test_two_drafters_draw_independently_of_each_other_and_say_from_what():
+    """Beside coins the numbers of one must not be those of the other: the second would not be drawn from its law."""
+    flat = ToyModel(torch.zeros(1000, 1000))
+    drafters = [ModelDrafter(flat, 1000, name, coupled=False) for name in ("model", "model2")]
+    met = 0
+    for seed in range(20):
+        drafts = [d.draft([request([3, 4], id_=seed, temperature=1.0)], [4])[0] for d in drafters]
+        for draft in drafts:
+            assert all(torch.allclose(law, torch.full((1000,), 1e-3)) for law in draft.laws)
+        met += sum(a == b for a, b in zip(*(draft.tokens for draft in drafts), strict=True))
+    assert met <= 3  # of 80; a shared number would make it 80
+
+
+def test_a_drafter_repeats_itself_under_one_seed_and_moves_on_with_each_pass():
+    flat = ToyModel(torch.zeros(1000, 1000))
+    drafter = ModelDrafter(flat, 1000, coupled=False)
+    asked = request([3, 4], temperature=1.0)
+    first = drafter.draft([asked], [4])[0]
+    assert drafter.draft([asked], [4])[0] == first
+    asked.stats.passes += 1
+    assert drafter.draft([asked], [4])[0] != first

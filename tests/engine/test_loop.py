@@ -354,3 +354,62 @@ def test_a_constraint_moves_with_committed_tokens_only_and_ends_inside_a_block(f
     if forced:
         assert sum(request.stats.accepted["grammar"] for request in asked) > 8
         assert free.stats.drafted["grammar"] == 0
+
+
+class Fragile:
+    """A watch that breaks at one token."""
+
+    def __init__(self, at):
+        self.at = at
+        self.heard = []
+
+    def push(self, token):
+        self.heard.append(token)
+        if token == self.at:
+            raise KeyboardInterrupt
+        return False
+
+
+def test_half_a_verdict_is_none_the_request_is_aborted_and_others_go_on():
+    """The interrupt comes while tokens are being committed: watches have heard what is not in the output."""
+    served = engine(cycle(VOCAB), [Oracle(VOCAB, (3,))])
+    first, broken, last = (
+        served.add([start], SamplingParams(max_tokens=20), 0, watches=[watch])
+        for start, watch in ((0, Fragile(-1)), (10, Fragile(15)), (20, Fragile(-1)))
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run(served, first, broken, last)
+    assert broken.finish_reason == "abort"
+    assert broken.slot is None
+    run(served, first, last)
+    assert first.output == list(range(1, 21))
+    assert last.output == list(range(21, 41))
+    assert first.watches[0].heard == first.output
+    assert broken.output == [11, 12, 13]
+    assert served.idle
+
+
+def test_a_request_that_is_aborted_while_its_pass_runs_is_left_alone():
+    """As when a stream is let go by the garbage collector in the middle of another stream's step."""
+    served = engine(cycle(VOCAB), [Oracle(VOCAB)])
+    first, gone, last = (served.add([start], SamplingParams(max_tokens=20), 0) for start in (0, 10, 20))
+    served.step()
+    before = gone.output
+    verify = served._rule.verify
+
+    def abort_meanwhile(*arguments):
+        served.abort(gone)
+        return verify(*arguments)
+
+    served._rule.verify = abort_meanwhile
+    run(served, first, last)
+    assert (gone.finish_reason, gone.output) == ("abort", before)
+    assert (first.output, last.output) == (list(range(1, 21)), list(range(21, 41)))
+
+
+def test_chains_only_gives_the_branch_that_is_kept_all_of_the_room():
+    drafters = [Oracle(VOCAB, name="right"), Oracle(VOCAB, (1,), name="wrong")]
+    served = engine(drafters=drafters, chains_only=True, max_running=1, token_budget=5)
+    asked = served.add([0], SamplingParams(max_tokens=10), 0)
+    run(served, asked)
+    assert asked.stats.passes == 2

@@ -46,6 +46,10 @@ def bench(
     top_p: o.TopP = None,
     top_k: o.TopK = None,
     seed: o.Seed = None,
+    stop: o.Stop = None,
+    json_schema: o.JsonSchema = None,
+    regex: o.Regex = None,
+    grammar: o.Grammar = None,
     more: o.Set = None,
     rule: o.Rule = "coupled",
     dtype: o.Dtype = "auto",
@@ -64,7 +68,8 @@ def bench(
 
     A fair comparison emits the same number of tokens: use --max-tokens N --ignore-eos.
     """
-    params = o.sampling(max_tokens, temperature, top_p, top_k, seed, ignore_eos, more=more)
+    shape = o.structured(json_schema, regex, grammar)
+    params = o.sampling(max_tokens, temperature, top_p, top_k, seed, ignore_eos, more=more, stop=stop, structured=shape)
     if params.n > 1:
         raise ConfigError(f"n is {params.n}: a benchmark measures one output of each prompt, drop --set n")
     if temperature > 0.0 and seed is None and rule == "coupled":

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.progress import Progress
 from rich.text import Text
 
 from bozza.cli import options as o
 from bozza.cli import show
-from bozza.errors import PromptError
+from bozza.errors import BozzaError, ConfigError, PromptError
 from bozza.params import SamplingParams
 
 
@@ -42,6 +43,8 @@ def generate(
     """Continue one or more texts as they stand (no chat template)."""
     shape = o.structured(json_schema, regex, grammar)
     params = o.sampling(max_tokens, temperature, top_p, top_k, seed, ignore_eos, more=more, stop=stop, structured=shape)
+    if not as_json and (params.logprobs is not None or params.prompt_logprobs is not None):
+        raise ConfigError("log-probabilities are only in the JSON document: add --json")
     texts = prompts or [_standard_input()]
     llm = o.load_llm(model, draft, policy, dtype, device, batch, rule, invariant=invariant)
     if as_json:
@@ -54,6 +57,8 @@ def generate(
                 o.out.print(Text(text, style="bold"), end="", soft_wrap=True)
                 show.write(sample.text + "\n")
                 o.err.print(f"[dim]{show.stats_line(sample.stats)}[/dim]\n")
+                if sample.error is not None:
+                    o.err.print(f"[red]error:[/red] {escape(sample.error)}", soft_wrap=True)
 
 
 def stream(llm: Any, ids: list[int], params: SamplingParams) -> str:
@@ -65,6 +70,8 @@ def stream(llm: Any, ids: list[int], params: SamplingParams) -> str:
         text += chunk.text
     show.write("\n")
     o.err.print(f"[dim]{show.stats_line(chunks.stats)}[/dim]")
+    if chunks.error is not None:
+        raise BozzaError(chunks.error)
     return text
 
 

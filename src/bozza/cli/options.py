@@ -52,7 +52,8 @@ Rule = Annotated[
 Dtype = Annotated[str, typer.Option("--dtype", help="auto (the checkpoint's), bfloat16, float16 or float32.")]
 Device = Annotated[str, typer.Option("--device", help="auto (a GPU when there is one), cpu, cuda, cuda:1.")]
 Invariant = Annotated[
-    bool, typer.Option("--invariant", help="Bits that no batch and no draft changes; bfloat16, float32 on a CPU.")
+    bool,
+    typer.Option("--invariant", help="No batch and no draft changes a bit: bfloat16, float32 on a CPU."),
 ]
 Batch = Annotated[int, typer.Option("--batch", "-b", help="Most prompts in one pass.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]

@@ -13,6 +13,7 @@ from bozza.cli import options as o
 from bozza.cli import show
 from bozza.errors import ConfigError
 
+BATCH = 16
 COLORS = {"ok": "green", "tie": "yellow", "bug": "red"}
 
 
@@ -34,7 +35,7 @@ def verify(
     """Check that speculation changes nothing: your model, your drafters, this machine. Exit code 1 if it does."""
     if prompts is not None and not prompts.is_file():
         raise ConfigError(f"--prompts {prompts}: there is no such file")
-    llm = o.load_llm(model, draft, "fixed", dtype, device, 16, invariant=invariant)
+    llm = o.load_llm(model, draft, "fixed", dtype, device, BATCH, invariant=invariant)
     from bozza.bench import environment, load_cases
 
     cases = None if prompts is None else [case.prompt for case in load_cases(prompts, llm)]

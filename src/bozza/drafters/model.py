@@ -73,7 +73,7 @@ class ModelDrafter:
     def _draw_chains(self, able: Sequence[tuple[Request, int]]) -> dict[int, Draft]:
         chains: dict[int, list[int]] = {request.id: [] for request, _ in able}
         laws: dict[int, list[Tensor]] = {request.id: [] for request, _ in able}
-        coins = {request.id: Coins(request, "draft") for request, _ in able}
+        coins = {request.id: Coins(request, f"draft {self.name}") for request, _ in able}
         pending = {request.id: self._unread(request) for request, _ in able}
         self._read_prompts(pending)
         for depth in range(max((budget for _, budget in able), default=0)):

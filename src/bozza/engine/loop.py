@@ -29,7 +29,7 @@ from bozza.engine.scheduler import Batch, Scheduler
 from bozza.engine.stops import cut
 from bozza.errors import ConfigError, PromptError
 from bozza.leader import Leader
-from bozza.models.runner import Model
+from bozza.models.runner import Model, Row
 from bozza.params import SamplingParams
 from bozza.rules import Rule
 from bozza.sampling.logprobs import token_logprobs
@@ -219,8 +219,9 @@ class Engine:
             watch.draft_seconds[name] = self._clock() - started
             for (request, _), draft in zip(asked, drafts, strict=True):
                 found.setdefault(request.id, []).append(draft)
-        merged = {id_: merge(drafts, most[id_]) for id_, drafts in found.items()}
-        return {id_: draft.trunk() for id_, draft in merged.items()} if self._chains_only else merged
+        if self._chains_only:  # branches that are thrown away need no room
+            return {id_: merge(ds, sum(map(len, ds))).trunk().head(most[id_]) for id_, ds in found.items()}
+        return {id_: merge(drafts, most[id_]) for id_, drafts in found.items()}
 
     def _verify(self, batch: Batch, logits: Tensor) -> list[Verdict]:
         """Note the likelihood of prompts where asked for, then let the rule judge the rest."""
@@ -243,12 +244,15 @@ class Engine:
         committed, drafted, tested, accepted = 0, Counter[str](), Counter[str](), Counter[str]()
         judged = zip(batch.due(), verdicts, strict=True)
         for request, row in zip(batch.requests, batch.rows, strict=True):
-            request.cached += len(row.tokens)
-            if request.pending:
+            mine = next(judged) if len(row.tokens) == request.pending else None
+            if request.finished:  # aborted since the step began: a stream that was let go
+                continue
+            if mine is None:
+                request.cached += len(row.tokens)
                 request.stats.prompt_passes += 1
                 continue
-            (_, draft, root), verdict = next(judged)
-            tokens, tried, credits = self._advance(request, draft, verdict, logits[root : root + 1 + len(draft)])
+            (_, draft, root), verdict = mine
+            tokens, tried, credits = self._advance(request, row, verdict, logits[root : root + 1 + len(draft)])
             committed += len(tokens)
             drafted.update(draft.drafters)
             tested.update(tried)
@@ -270,41 +274,46 @@ class Engine:
         )
 
     def _advance(
-        self, request: Request, draft: Draft, verdict: Verdict, logits: Tensor
+        self, request: Request, row: Row, verdict: Verdict, logits: Tensor
     ) -> tuple[Sequence[int], list[str], list[str]]:
         """Commit one verdict up to the request's end.
 
         Returns:
             The tokens, who drafted the nodes that were compared, and who those that were committed.
         """
-        tokens, reason = cut(request, verdict.tokens)
-        path = verdict.path[: len(tokens)]
-        standing = (-1, *path)[: len(tokens)]  # where each token was due
-        tried = [draft.drafters[node] for node, parent in enumerate(draft.parents) if parent in standing]
-        credits = [draft.drafters[node] for node in path]
-        request.commit(tokens, credits)
-        request.stats.drafted.update(draft.drafters)
-        request.stats.tested.update(tried)
-        if request.params.logprobs is not None:
-            rows = logits[[node + 1 for node in standing]]
-            request.logprobs += token_logprobs(rows, tokens, request.params.logprobs)
+        draft = row.draft
+        try:
+            tokens, reason = cut(request, verdict.tokens)
+            path = verdict.path[: len(tokens)]
+            standing = (-1, *path)[: len(tokens)]  # where each token was due
+            tried = [draft.drafters[node] for node, parent in enumerate(draft.parents) if parent in standing]
+            credits = [draft.drafters[node] for node in path]
+            if request.params.logprobs is not None:
+                rows = logits[[node + 1 for node in standing]]
+                request.logprobs += token_logprobs(rows, tokens, request.params.logprobs)
+            request.commit(tokens, credits)
+            request.cached += len(row.tokens)
+            request.stats.drafted.update(draft.drafters)
+            request.stats.tested.update(tried)
+            if reason is not None:
+                self._finish(request, reason)
+        except BaseException:  # the watches have moved: nobody could go on from half a verdict
+            self.abort(request)
+            raise
         if reason is None:
-            assert request.slot is not None
-            self.model.keep(request.slot, request.cached, path)
+            self.model.keep(row.slot, request.cached, path)
             request.cached += len(path)
             for drafter in self._drafters.values():
                 drafter.observe(request, tokens)
-        else:
-            self._finish(request, reason)
         return tokens, tried, credits
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         started = request.slot is not None
         self.scheduler.remove(request)
-        request.finish_reason = reason
         if started:
             for drafter in self._drafters.values():
                 drafter.stop(request)
+        request.finish_reason = reason
 
 
 class _Stopwatch:

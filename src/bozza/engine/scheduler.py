@@ -94,9 +94,9 @@ class Scheduler:
             self.running.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
-        if request.slot is not None:
-            self._model.free(request.slot)
-            request.slot = None
+        slot, request.slot = request.slot, None
+        if slot is not None:
+            self._model.free(slot)
 
     def draft_room(self) -> int:
         """Most nodes that each decoding request may bring to the next pass. While prompts wait, they get half of it."""

@@ -104,7 +104,7 @@ def probe(runner: RaggedRunner, model: Any) -> tuple[float, float]:
         runner.truncate(a, 9)
         # A tree whose second branch is right, beside a prompt chunk; the branch is kept.
         tree = Draft((wrong[10], long[10], wrong[11], long[11]), (-1, -1, 0, 1), ("probe",) * 4)
-        rows = [Row(a, long[9:10], tree), Row(b, short[4:9], wanted=False)]
+        rows = [Row(a, long[9:10], tree), Row(b, short[4:9], wanted=0)]
         check(rows, [(0, plain_long[9]), (2, plain_long[10]), (4, plain_long[11])])
         runner.keep(a, 10, (1, 3))
         check([Row(a, long[12:13]), Row(b, short[9:10])], [(0, plain_long[12]), (1, plain_short[9])])

@@ -1,20 +1,18 @@
 """Chance for the rules that toss coins: each decision has its own number, fixed by the request's seed.
 
 Streams are kept apart by name and by pass: no number is used for two decisions, so drafting and acceptance are
-independent, and so are the drafts of successive passes, even at the same position.
+independent, and so are two drafters, and the drafts of successive passes, even at the same position.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from bozza.core import Request
-
-StreamName = Literal["draft", "accept"]
 
 
 class Chance(Protocol):
@@ -30,9 +28,14 @@ class Chance(Protocol):
 
 
 class Coins:
-    """`Chance` of one request in one pass."""
+    """`Chance` of one request in one pass.
 
-    def __init__(self, request: Request, stream: StreamName) -> None:
+    Args:
+        request: gives the seed and the pass.
+        stream: "accept", or "draft" and the name of the drafter.
+    """
+
+    def __init__(self, request: Request, stream: str) -> None:
         self._name = f"{request.seed}:{stream}:{request.stats.passes}"
         self._tossed = 0
 

@@ -49,12 +49,12 @@ class History:
         """Take in what was committed since the last time."""
         for position in range(self._read, len(request.tokens)):
             token = request.tokens[position]
+            self._read = position + 1
             place = self.index.setdefault(token, len(self.index))
             if place == len(self.tokens):
                 self.tokens.append(token)
                 self.counts.append(0.0)
             self.counts[place] += position >= request.prompt_len
-        self._read = len(request.tokens)
 
     def after(self, path: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Distinct tokens and output counts, `path` counted as output."""
@@ -167,7 +167,9 @@ def _bad_endings(place: Place) -> list[int]:
     if not words:
         return []
     longest = max(map(len, words)) - 1
-    tail = [*place.request.output[-longest:], *place.path][-longest:] if longest else []
+    request = place.request
+    recent = request.tokens[max(request.prompt_len, len(request.tokens) - longest) :]
+    tail = [*recent, *place.path][-longest:] if longest else []
     return [word[-1] for word in words if len(word) == 1 or tuple(tail[1 - len(word) :]) == word[:-1]]
 
 
