@@ -28,9 +28,9 @@ TOKENS = 256
 WAYS: dict[str, tuple[list[str] | None, int]] = {
     "plain, one by one": (None, 1),
     "plain, batch 16": (None, 16),
-    "ngram, one by one": (["ngram"], 1),
     "ngram k=16, batch 7": (["ngram:k=16"], 7),
     "ngram and the model itself, batch 5": (["ngram:k=3", "model:smollm2,k=4"], 5),
+    "ngram, one by one": (["ngram"], 1),
 }
 
 

@@ -29,6 +29,8 @@ DRAFTS = {
     "model": ["model:{shallow}"],
     "both": ["ngram:k=5", "model:{shallow}"],
     "grammar": ["grammar", "ngram:k=3"],
+    "suffix": ["suffix:k=9"],
+    "prediction": ["prediction:k=6", "suffix:k=5"],
     "two": ["model:{shallow},k=2", "model:{stranger},k=2"],
     "stranger": ["model:{stranger},k=3", "ngram:min=2,max=3,k=2"],
 }

@@ -48,7 +48,7 @@ def test_text_needs_a_tokenizer(act):
 
 def test_without_text_no_tokenizer_is_needed():
     given = Intake(None, VOCAB, frozenset()).extras(SamplingParams(bad_words=[[5, 6]], stop_token_ids=[7], logprobs=1))
-    assert given == {"bad_words": [(5, 6)], "constraint": None, "watches": []}
+    assert given == {"bad_words": [(5, 6)], "prediction": [], "constraint": None, "watches": []}
 
 
 def test_a_bad_word_stands_for_its_tokens_inside_and_at_the_start_of_a_word(intake, byte_tokenizer):

@@ -9,6 +9,7 @@ import bozza
 
 ROOT = Path(__file__).parent.parent
 FREE = ["bozza", "bozza.core", "bozza.params", "bozza.theory", "bozza.leader", "bozza.drafters", "bozza.drafters.spec"]
+FREE += ["bozza.drafters.grammar", "bozza.drafters.prediction", "bozza.drafters.suffix"]
 
 
 def test_free_modules_import_neither_torch_nor_transformers():

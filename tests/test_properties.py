@@ -47,6 +47,7 @@ def parameters(draw: Any) -> SamplingParams:
         logit_bias=draw(st.dictionaries(TOKENS, st.floats(-9.0, 9.0), max_size=4)),
         bad_words=tuple(draw(st.lists(st.lists(TOKENS, min_size=1, max_size=3).map(tuple) | TEXTS, max_size=3))),
         allowed_token_ids=None if allowed is None else tuple(allowed),
+        prediction=tuple(draw(st.lists(TOKENS, max_size=12))),
         structured=structured,
         stop=tuple(draw(st.lists(TEXTS, max_size=2))),
         stop_token_ids=tuple(draw(st.lists(TOKENS, max_size=2))),
@@ -83,7 +84,14 @@ def visible(output: Output) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def llm(folders: Any) -> LLM:
-    draft = ["grammar", "ngram:k=4", f"model:{folders['shallow']},k=3", f"model:{folders['target']},k=2"]
+    draft = [
+        "grammar",
+        "prediction",
+        "ngram:k=4",
+        "suffix:k=6",
+        f"model:{folders['shallow']},k=3",
+        f"model:{folders['target']},k=2",
+    ]
     return LLM(folders["target"], draft=draft, token_budget=40, max_batch=6, dtype="float32")
 
 

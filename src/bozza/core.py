@@ -212,6 +212,7 @@ class Request:
     end_ids: frozenset[int]  # a committed token in here finishes the request
     limit: int  # most tokens that prompt and output may have together
     bad_words: tuple[tuple[int, ...], ...] = ()  # the params' own, as token ids
+    prediction: tuple[int, ...] = ()  # the params' own, as token ids
     constraint: Constraint | None = None
     watches: tuple[Watch, ...] = ()
     slot: int | None = None  # the scheduler's: set while running

@@ -19,6 +19,7 @@ class Extras(TypedDict):
     """The parts of a request that come from text; keyword arguments of `Engine.add`."""
 
     bad_words: list[tuple[int, ...]]
+    prediction: list[int]
     constraint: Constraint | None
     watches: list[Watch]
 
@@ -80,6 +81,7 @@ class Intake:
         watches: list[Watch] = [OutputText(self.tokenizer, params.stop, params.min_tokens)] if params.stop else []
         return {
             "bad_words": [ids for word in params.bad_words for ids in self._bad_word(word)],
+            "prediction": self._prediction(params.prediction),
             "constraint": None if params.structured is None else self._grammars().compile(params.structured),
             "watches": watches,
         }
@@ -92,6 +94,12 @@ class Intake:
         if () in ways:
             raise ConfigError(f"bad word {word!r} has no tokens")
         return sorted(ways)
+
+    def _prediction(self, prediction: str | tuple[int, ...]) -> list[int]:
+        if not isinstance(prediction, str):
+            return list(prediction)
+        ids: list[int] = self.tokenizer(prediction, add_special_tokens=False)["input_ids"] if prediction else []
+        return ids
 
     def _grammars(self) -> GrammarCompiler:
         if self._compiler is None:

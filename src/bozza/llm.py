@@ -15,7 +15,9 @@ from bozza.core import FinishReason, Request, RequestStats, StepStats, TokenLogp
 from bozza.drafters import Drafter, NgramDrafter
 from bozza.drafters.grammar import GrammarDrafter
 from bozza.drafters.model import ModelDrafter
+from bozza.drafters.prediction import PredictionDrafter
 from bozza.drafters.spec import DraftSpec, check_drafting, drafter_names
+from bozza.drafters.suffix import SuffixDrafter
 from bozza.engine import Engine
 from bozza.engine.scheduler import check_limits
 from bozza.errors import ConfigError, ModelError, PromptError
@@ -67,7 +69,8 @@ class LLM:
             evaluation mode and otherwise left as it is).
         tokenizer: needed for text when `model` is a loaded one; otherwise it comes with the model.
         draft: drafter specifications, in order of trust: "ngram", "ngram:min=1,max=8,k=10", "model:NAME_OR_FOLDER,k=4".
-            The default is "grammar" (forced tokens of structured output) and "ngram", or nothing with policy "off".
+            The default is "grammar" (forced tokens of structured output), "prediction" (what the user expects) and
+            "ngram", or nothing with policy "off".
         policy: "fixed" drafts k tokens with every drafter at every step, "off" decodes plainly.
         rule: "coupled": one seed gives one text, whatever is drafted; "rejection" and "block": the law of the output is
             the target's, the text depends on the drafts too (see `bozza.rules`). Greedy output is the same under all.
@@ -171,8 +174,13 @@ class LLM:
         if spec.model is not None:
             model = self._draft_models[spec.model]
             return ModelDrafter(model, self.runner.vocab_size, name, coupled=RULES[self.rule].coupled)
-        if spec.kind == "grammar":
-            return GrammarDrafter(name)
+        free: dict[str, Callable[[str], Drafter]] = {
+            "grammar": GrammarDrafter,
+            "prediction": PredictionDrafter,
+            "suffix": SuffixDrafter,
+        }
+        if spec.kind in free:
+            return free[spec.kind](name)
         return NgramDrafter(**{f"{size}_n": n for size, n in spec.options.items()}, name=name)
 
     def generate(

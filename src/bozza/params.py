@@ -89,6 +89,8 @@ class SamplingParams:
             output token and in the order of the output, as in plain decoding, so even one with a state is right (it may
             be asked for one token more where a stop string ends the output). A state belongs to one output: n = 1,
             and parameters of its own for each prompt.
+        prediction: what the output is expected to be, a text or token ids; changes nothing but the speed (drafter
+            `prediction`). For edits: the text before the edit.
         structured: a grammar for the output. It has the last word: what it alone leaves over is never banned.
         stop: texts that end the output; the text stops before, the token ids with the token that completes it. Special
             tokens have no text: use stop_token_ids for them.
@@ -121,6 +123,7 @@ class SamplingParams:
     bad_words: tuple[str | tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     logits_processors: tuple[Any, ...] = ()
+    prediction: str | tuple[int, ...] = ()
     structured: Structured | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -139,13 +142,19 @@ class SamplingParams:
 
     def _check_kinds(self) -> None:
         """Values of a wrong kind are named here, instead of by Python somewhere behind."""
-        for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logits_processors"):
+        for name in ("stop", "stop_token_ids", "bad_words", "prediction", "allowed_token_ids", "logits_processors"):
             if isinstance(getattr(self, name), Iterator):  # looking at it must not use it up
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in NUMBERS:
             _check(name, getattr(self, name), lambda value: isinstance(value, Real), "a number")
         for name in ("stop_token_ids", "allowed_token_ids"):
             _check(name, getattr(self, name), lambda value: value is None or _all(value, Integral), "token ids")
+        _check(
+            "prediction",
+            self.prediction,
+            lambda value: isinstance(value, str) or _all(value, Integral),
+            "a text, or token ids",
+        )
         _check("ignore_eos", self.ignore_eos, lambda value: isinstance(value, bool), "True or False")
         _check("stop", self.stop, lambda value: isinstance(value, str) or _all(value, str), "texts")
         _check(
@@ -185,6 +194,7 @@ class SamplingParams:
         put("stop", several(self.stop))
         put("bad_words", tuple(word if isinstance(word, str) else tuple(word) for word in several(self.bad_words)))
         put("stop_token_ids", tuple(self.stop_token_ids))
+        put("prediction", self.prediction if isinstance(self.prediction, str) else tuple(self.prediction))
         put("logits_processors", tuple(self.logits_processors))
         if self.allowed_token_ids is not None:
             put("allowed_token_ids", tuple(sorted(set(self.allowed_token_ids))))

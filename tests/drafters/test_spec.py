@@ -46,7 +46,7 @@ def test_contradictions_are_refused():
         with pytest.raises(ConfigError, match=says.replace("[", r"\[")):
             check_drafting(draft, policy)
     assert check_drafting(None, "off") == []
-    assert [spec.kind for spec in check_drafting(None, "fixed")] == ["grammar", "ngram"]
+    assert [spec.kind for spec in check_drafting(None, "fixed")] == ["grammar", "prediction", "ngram"]
 
 
 def test_drafters_of_a_kind_are_told_apart():

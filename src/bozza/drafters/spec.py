@@ -1,4 +1,4 @@
-"""Draft specifications: `grammar`, `ngram`, `ngram:min=1,max=8,k=10`, `model:NAME_OR_FOLDER,k=4`."""
+"""Draft specifications: `ngram`, `ngram:min=1,max=8,k=10`, `suffix:k=12`, `model:NAME_OR_FOLDER,k=4` and so on."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from bozza.drafters.ngram import MAX_N, MIN_N, check_sizes
 from bozza.errors import ConfigError
 
 MAX_TOKENS = 64  # most tokens that one drafter may be asked for at once
-DEFAULT_TOKENS = {"grammar": 8, "ngram": 8, "model": 4}
+DEFAULT_TOKENS = {"grammar": 8, "prediction": 16, "ngram": 8, "suffix": 12, "model": 4}
 POLICIES = ("off", "fixed")
 RULES = ("coupled", "rejection", "block")
-DEFAULT_DRAFT = ("grammar", "ngram")
-OPTIONS = {"grammar": ("k",), "ngram": ("k", "min", "max"), "model": ("k",)}
+DEFAULT_DRAFT = ("grammar", "prediction", "ngram")
+OPTIONS = {"grammar": ("k",), "prediction": ("k",), "suffix": ("k",), "ngram": ("k", "min", "max"), "model": ("k",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def parse_spec(text: str) -> DraftSpec:
     """
     kind, _, rest = text.strip().partition(":")
     if kind not in OPTIONS:
-        raise ConfigError(f"no drafter '{kind}': use grammar, ngram, ngram:min=1,max=8 or model:NAME_OR_FOLDER")
+        raise ConfigError(f"no drafter '{kind}': use {', '.join(OPTIONS)}:NAME_OR_FOLDER")
     parts = [part for part in rest.split(",") if part]
     model = parts.pop(0) if kind == "model" and parts and not _is_option(parts[0]) else None
     if kind == "model" and model is None:

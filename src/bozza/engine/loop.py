@@ -80,11 +80,20 @@ class Engine:
         seed: int,
         *,
         bad_words: Sequence[Sequence[int]] = (),
+        prediction: Sequence[int] = (),
         constraint: Constraint | None = None,
         watches: Sequence[Watch] = (),
     ) -> Request:
         """Queue a request; see `request` for the arguments and what is refused."""
-        request = self.request(prompt, params, seed, bad_words=bad_words, constraint=constraint, watches=watches)
+        request = self.request(
+            prompt,
+            params,
+            seed,
+            bad_words=bad_words,
+            prediction=prediction,
+            constraint=constraint,
+            watches=watches,
+        )
         self.submit(request)
         return request
 
@@ -95,6 +104,7 @@ class Engine:
         seed: int,
         *,
         bad_words: Sequence[Sequence[int]] = (),
+        prediction: Sequence[int] = (),
         constraint: Constraint | None = None,
         watches: Sequence[Watch] = (),
     ) -> Request:
@@ -105,6 +115,7 @@ class Engine:
             params: its text (stop strings, bad words, grammar) is not looked at: that is what the rest is for.
             seed: the request's own.
             bad_words: token sequences that must not occur.
+            prediction: what the output is expected to be.
             constraint: what the output must belong to; it also ends the request.
             watches: whatever else may end it.
 
@@ -113,7 +124,7 @@ class Engine:
             ConfigError: a parameter names a token that does not exist.
         """
         self.check_prompt(prompt)
-        self._check_tokens(params, bad_words)
+        self._check_tokens(params, bad_words, prediction)
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._end_ids)
         request = Request(
             self._next_id,
@@ -124,6 +135,7 @@ class Engine:
             ends,
             min(len(prompt) + params.max_tokens, self.model.context_length),
             tuple(map(tuple, bad_words)),
+            tuple(prediction),
             constraint,
             (*watches, constraint) if constraint is not None else tuple(watches),
         )
@@ -136,13 +148,16 @@ class Engine:
         """Queue a request made by `request`."""
         self.scheduler.add(request)
 
-    def _check_tokens(self, params: SamplingParams, bad_words: Sequence[Sequence[int]]) -> None:
+    def _check_tokens(
+        self, params: SamplingParams, bad_words: Sequence[Sequence[int]], prediction: Sequence[int]
+    ) -> None:
         vocab = self.model.vocab_size
         named = {
             "stop_token_ids": params.stop_token_ids,
             "logit_bias": params.logit_bias,
             "allowed_token_ids": params.allowed_token_ids or (),
             "bad_words": [token for word in bad_words for token in word],
+            "prediction": prediction,
         }
         for name, tokens in named.items():
             if wrong := [token for token in tokens if not 0 <= token < vocab]:
