@@ -35,7 +35,7 @@ ENDS = frozenset([2, 60])
 def request(prompt, output=(), *, constraint=None, id_=0, **params):
     """A request whose output so far is `output`; bad words are token ids."""
     asked = SamplingParams(max_tokens=100, **params)
-    return Request(id_, [*prompt, *output], len(prompt), asked, 7, ENDS, 1000, asked.bad_words, constraint)
+    return Request(id_, [*prompt, *output], len(prompt), asked, 7, ENDS, 1000, asked.bad_words, constraint=constraint)
 
 
 def noise(rows, vocab=VOCAB, seed=0):
