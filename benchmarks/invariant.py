@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +47,9 @@ def run(llm: LLM, draft: list[str] | None, batch: int) -> dict[str, Any]:
     """Digests of each output's token ids and log-probabilities."""
     chosen = llm.with_policy("fixed" if draft else "off", draft, max_batch=batch)
     prompts, params = work(llm)
-    started = time.perf_counter()
     outputs = chosen.generate(prompts, params)
     return {
         "tokens": sum(len(out.token_ids) for out in outputs),
-        "seconds": time.perf_counter() - started,
         "accepted": sum(sum(out.stats.accepted.values()) for out in outputs),
         "ids": [digest(out.token_ids) for out in outputs],
         "bits": [digest([entry.logprob.hex() for entry in out.logprobs or ()]) for out in outputs],
