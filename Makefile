@@ -44,6 +44,7 @@ bench-plain: setup
 
 bench-bits: setup
 	$(BIN)/python benchmarks/equal_bits.py
+	$(BIN)/python benchmarks/equal_bits.py --dtype float32 --out benchmarks/results/equal_bits_float32.json
 
 bench-invariant: setup
 	$(BIN)/python benchmarks/invariant.py

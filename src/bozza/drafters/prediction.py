@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bozza.core import NO_DRAFT, Draft, Request
-from bozza.drafters.suffix import SuffixIndex
+from bozza.drafters.suffix import LONGEST, SuffixIndex
 
 LEAST_MATCH = 2  # tokens that must agree before the expectation is trusted again
 
@@ -48,7 +48,7 @@ class PredictionDrafter:
             state.agrees = state.agrees and state.expected[state.place : state.place + 1] == [token]
             state.place += state.agrees
         if not state.agrees:
-            self._find_back(state, request.output)
+            self._find_back(state, request.tokens[max(request.prompt_len, len(request.tokens) - LONGEST) :])
 
     def draft(self, requests: Sequence[Request], budgets: Sequence[int]) -> list[Draft]:
         """See `Drafter.draft`."""

@@ -41,7 +41,7 @@ class Occurrence(NamedTuple):
 class SuffixIndex:
     """Where the last `RECENT` occurrences of each short token sequence end, over texts that grow.
 
-    Memory: for each token of text one entry for each of the 4 orders, about 600 bytes together.
+    Memory: for each token of text one entry for each of the 4 orders, about 500 bytes together.
     """
 
     def __init__(self) -> None:

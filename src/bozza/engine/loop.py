@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from bozza.core import (
     Watch,
 )
 from bozza.drafters import Drafter, merge
-from bozza.engine.scheduler import Batch, Scheduler
+from bozza.engine.scheduler import Batch, Due, Scheduler
 from bozza.engine.stops import cut
 from bozza.errors import ConfigError, PromptError
 from bozza.leader import Leader
@@ -73,27 +74,9 @@ class Engine:
         self._clock = clock
         self._next_id = 0
 
-    def add(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        seed: int,
-        *,
-        bad_words: Sequence[Sequence[int]] = (),
-        prediction: Sequence[int] = (),
-        constraint: Constraint | None = None,
-        watches: Sequence[Watch] = (),
-    ) -> Request:
-        """Queue a request; see `request` for the arguments and what is refused."""
-        request = self.request(
-            prompt,
-            params,
-            seed,
-            bad_words=bad_words,
-            prediction=prediction,
-            constraint=constraint,
-            watches=watches,
-        )
+    def add(self, prompt: Sequence[int], params: SamplingParams, seed: int, **texts: Any) -> Request:
+        """Make a request and queue it; see `request` for the arguments and what is refused."""
+        request = self.request(prompt, params, seed, **texts)
         self.submit(request)
         return request
 
@@ -202,9 +185,10 @@ class Engine:
         watch.lap("other")
         logits = self.model.forward(batch.rows).logits
         watch.lap("verify")
-        verdicts = self._verify(batch, logits)
+        due = batch.due()
+        verdicts = self._verify(batch, due, logits)
         watch.lap("sample")
-        outcome = self._commit(batch, verdicts, logits, watch)
+        outcome = self._commit(batch, zip(due, verdicts, strict=True), logits, watch)
         self._leader.learn(outcome)
         return outcome
 
@@ -238,9 +222,8 @@ class Engine:
             return {id_: merge(ds, sum(map(len, ds))).trunk().head(most[id_]) for id_, ds in found.items()}
         return {id_: merge(drafts, most[id_]) for id_, drafts in found.items()}
 
-    def _verify(self, batch: Batch, logits: Tensor) -> list[Verdict]:
+    def _verify(self, batch: Batch, due: Sequence[Due], logits: Tensor) -> list[Verdict]:
         """Note the likelihood of prompts where asked for, then let the rule judge the rest."""
-        due = batch.due()
         start = 0
         for request, row in zip(batch.requests, batch.rows, strict=True):
             if request.cached + 1 < request.prompt_len and request.params.prompt_logprobs is not None:
@@ -253,11 +236,12 @@ class Engine:
         judged = logits if len(wanted) == len(logits) else logits[wanted]
         return self._rule.verify(judged, [request for request, *_ in due], [draft for _, draft, _ in due])
 
-    def _commit(self, batch: Batch, verdicts: Sequence[Verdict], logits: Tensor, watch: _Stopwatch) -> StepStats:
+    def _commit(
+        self, batch: Batch, judged: Iterator[tuple[Due, Verdict]], logits: Tensor, watch: _Stopwatch
+    ) -> StepStats:
         """Move every request on, and say what the step came to."""
         cached = sum(request.cached for request in batch.requests)
         committed, drafted, tested, accepted = 0, Counter[str](), Counter[str](), Counter[str]()
-        judged = zip(batch.due(), verdicts, strict=True)
         for request, row in zip(batch.requests, batch.rows, strict=True):
             mine = next(judged) if len(row.tokens) == request.pending else None
             if request.finished:  # aborted since the step began: a stream that was let go
