@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from bozza.models.eagle import EagleHead, HeadShape, default_features, start_from_target
+from bozza.models.heads import layer_like
+
 VOCAB = 211
 BASE = {
     "hidden_size": 64,
@@ -93,6 +96,18 @@ def shallower(model: Any, layers: int) -> Any:
     smaller = type(model)(type(model.config)(**options)).eval().to(model.dtype)
     smaller.load_state_dict(model.state_dict(), strict=False)
     return smaller
+
+
+def tiny_head(model: Any, seed: int = 0, layers: int = 1, draft_vocab: int = 60) -> EagleHead:
+    """A random EAGLE head for a tiny model, with a draft vocabulary of every third token."""
+    torch.manual_seed(seed)
+    config = layer_like(model, layers)
+    shape = HeadShape(config, default_features(model.config.num_hidden_layers), config.hidden_size, draft_vocab)
+    head = EagleHead(shape, model.get_input_embeddings(), torch.arange(draft_vocab) * 3)
+    start_from_target(head, model)
+    for weight in head.parameters():  # not the target again
+        weight.data += 0.1 * torch.randn_like(weight)
+    return head.requires_grad_(False).to(model.dtype).eval()
 
 
 def token_prompts(count: int = 20, seed: int = 0) -> list[list[int]]:

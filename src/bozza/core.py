@@ -29,6 +29,9 @@ class Draft:
     a point mass: a token that was looked up or chosen. Siblings are tried in their order, and each is taken to be
     drawn from its law without the tokens of the siblings before it. An empty `laws` means point masses throughout.
 
+    `confidences[i]` is the drafter's estimate of the probability that node i is accepted, its whole path included;
+    empty when it has none.
+
     `merged` says that several drafts went in. Then even what looks like a chain is a tree: it has one branch only
     because the drafts happened to agree, and given that, its tokens are no longer drawn from their laws alone.
     """
@@ -38,6 +41,7 @@ class Draft:
     drafters: tuple[str, ...] = ()
     laws: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     merged: bool = field(default=False, compare=False)
+    confidences: tuple[float, ...] = field(default=(), compare=False)
 
     @classmethod
     def chain(cls, tokens: Sequence[int], drafter: str, laws: Sequence[Any] = ()) -> Draft:
@@ -59,7 +63,12 @@ class Draft:
         if nodes >= len(self):
             return self
         return Draft(
-            self.tokens[:nodes], self.parents[:nodes], self.drafters[:nodes], self.laws[:nodes], merged=self.merged
+            self.tokens[:nodes],
+            self.parents[:nodes],
+            self.drafters[:nodes],
+            self.laws[:nodes],
+            self.merged,
+            self.confidences[:nodes],
         )
 
     def trunk(self) -> Draft:
@@ -68,13 +77,17 @@ class Draft:
         nodes: list[int] = []
         while below := children.get(nodes[-1] if nodes else -1):
             nodes.append(below[0])
-        laws = [self.law(node) for node in nodes] if self.laws else ()
         return Draft(
             tuple(self.tokens[node] for node in nodes),
             tuple(range(-1, len(nodes) - 1)),
             tuple(self.drafters[node] for node in nodes),
-            tuple(laws),
+            tuple(self.laws[node] for node in nodes) if self.laws else (),
+            confidences=tuple(self.confidences[node] for node in nodes) if self.confidences else (),
         )
+
+    def confidence(self, node: int) -> float | None:
+        """How likely the drafter takes node to stand; None when it does not say."""
+        return self.confidences[node] if self.confidences else None
 
     def law(self, node: int) -> Any:
         """What node was drawn from; None for a point mass."""

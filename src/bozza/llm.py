@@ -12,12 +12,8 @@ from typing import Any
 import torch
 
 from bozza.core import FinishReason, Request, RequestStats, StepStats, TokenLogprob
-from bozza.drafters import Drafter, NgramDrafter
-from bozza.drafters.grammar import GrammarDrafter
-from bozza.drafters.model import ModelDrafter
-from bozza.drafters.prediction import PredictionDrafter
-from bozza.drafters.spec import DraftSpec, check_drafting, drafter_names
-from bozza.drafters.suffix import SuffixDrafter
+from bozza.drafters.factory import Factory
+from bozza.drafters.spec import DraftSpec, check_drafting
 from bozza.engine import Engine
 from bozza.engine.scheduler import check_limits
 from bozza.errors import ConfigError, ModelError, PromptError
@@ -26,7 +22,6 @@ from bozza.intake import Intake, Message, sample_seed
 from bozza.leader import Fixed, Leader, Off
 from bozza.models.loading import Loaded, end_ids, load
 from bozza.models.probe import load_runner
-from bozza.models.vocabulary import check_same_vocabulary
 from bozza.params import SamplingParams
 from bozza.rules import RULES
 from bozza.stream import Stream
@@ -114,9 +109,8 @@ class LLM:
         self._intake = Intake(loaded.tokenizer, self.runner.vocab_size, end_ids(loaded.model))
         self._fresh_seed = fresh_seed
         self._max_batch, self._token_budget = max_batch, token_budget
-        self._draft_models = {
-            spec.model: load_draft_model(spec.model, loaded) for spec in specs if spec.model is not None
-        }
+        self._factory = Factory(loaded, self.runner.vocab_size)
+        self._factory.load(specs)
         self._set_policy(specs, policy, rule)
 
     @property
@@ -144,8 +138,6 @@ class LLM:
         """
         rule = self.rule if rule is None else rule
         specs = check_drafting(draft, policy, rule)
-        if missing := [spec.model for spec in specs if spec.model and spec.model not in self._draft_models]:
-            raise ConfigError(f"draft model {missing[0]} is not loaded: name it when the LLM is made")
         twin = object.__new__(LLM)
         twin.__dict__.update(self.__dict__)
         twin._max_batch = self._max_batch if max_batch is None else max_batch
@@ -154,11 +146,10 @@ class LLM:
 
     def _set_policy(self, specs: Sequence[DraftSpec], policy: str, rule: str) -> None:
         self.policy, self.rule, self.draft = policy, rule, tuple(spec.text for spec in specs)
-        names = drafter_names(specs)
-        drafters = [self._drafter(spec, name) for spec, name in zip(specs, names, strict=True)]
+        drafters = self._factory.make(specs, RULES[rule].coupled)
         leader: Leader = Off()
         if policy == "fixed":
-            leader = Fixed({name: spec.tokens for spec, name in zip(specs, names, strict=True)})
+            leader = Fixed({drafter.name: spec.tokens for spec, drafter in zip(specs, drafters, strict=True)})
         self.engine = Engine(
             self.runner,
             drafters,
@@ -169,19 +160,6 @@ class LLM:
             max_running=self._max_batch,
             token_budget=self._token_budget,
         )
-
-    def _drafter(self, spec: DraftSpec, name: str) -> Drafter:
-        if spec.model is not None:
-            model = self._draft_models[spec.model]
-            return ModelDrafter(model, self.runner.vocab_size, name, coupled=RULES[self.rule].coupled)
-        free: dict[str, Callable[[str], Drafter]] = {
-            "grammar": GrammarDrafter,
-            "prediction": PredictionDrafter,
-            "suffix": SuffixDrafter,
-        }
-        if spec.kind in free:
-            return free[spec.kind](name)
-        return NgramDrafter(**{f"{size}_n": n for size, n in spec.options.items()}, name=name)
 
     def generate(
         self,
@@ -346,17 +324,6 @@ class LLM:
             None if request.params.prompt_logprobs is None else request.prompt_logprobs,
             None if request.constraint is None else request.constraint.failure,
         )
-
-
-def load_draft_model(name: str, target: Loaded) -> Any:
-    """A runner for a draft model that shares the target's vocabulary, in the target's dtype and on its device.
-
-    Raises:
-        ModelError: it cannot be had, or its tokens are not the target's.
-    """
-    draft = load(name, target.model.dtype, target.model.device)
-    check_same_vocabulary(name, draft, target)
-    return load_runner(draft.model)
 
 
 def _load_target(model: Any, tokenizer: Any, dtype: str | torch.dtype, device: str | torch.device) -> Loaded:

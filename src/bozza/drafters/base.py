@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from bozza.core import Draft, Request
 
@@ -27,4 +28,25 @@ class Drafter(Protocol):
 
     def stop(self, request: Request) -> None:
         """The request is gone, finished or not: drop what belongs to it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a pass of the target showed of one request, after its verdict was committed."""
+
+    first: int  # place in `request.tokens` of the first token that the pass added for good
+    hidden: Any  # [tokens added for good, width of all wanted layers side by side]
+    after: tuple[int, ...]  # the tokens that logits came after: the last one of the row, then all nodes of the draft
+    logits: Any  # [len(after), vocab] float32, before any sampling parameter
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """A drafter that also learns from the passes of the target."""
+
+    hidden_layers: tuple[int, ...]  # hidden states that it reads: i is the input of layer i
+
+    def read(self, request: Request, reading: Reading) -> None:
+        """A pass has read more of the request; comes after `observe`."""
         ...

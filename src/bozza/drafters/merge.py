@@ -40,6 +40,7 @@ def _union(drafts: Sequence[Draft], depth: int) -> Draft:
     index: dict[tuple[int, int], int] = {}  # (parent, token) -> node
     drafters: list[str] = []
     laws: list[Any] = []
+    confidences: list[float] = []
     for draft in drafts:
         merged: list[int] = []  # node of the draft -> node of the union; what is too deep has only deeper children
         for node, (token, parent, drafter, deep) in enumerate(
@@ -53,6 +54,8 @@ def _union(drafts: Sequence[Draft], depth: int) -> Draft:
                 index[key] = len(index)
                 drafters.append(drafter)
                 laws.append(draft.law(node))
+                confidences.append(0.0)
             merged.append(index[key])
+            confidences[index[key]] = max(confidences[index[key]], draft.confidence(node) or 0.0)
     tokens, parents = tuple(token for _, token in index), tuple(parent for parent, _ in index)
-    return Draft(tokens, parents, tuple(drafters), tuple(laws), merged=True)
+    return Draft(tokens, parents, tuple(drafters), tuple(laws), True, tuple(confidences))

@@ -9,11 +9,20 @@ from bozza.drafters.ngram import MAX_N, MIN_N, check_sizes
 from bozza.errors import ConfigError
 
 MAX_TOKENS = 64  # most tokens that one drafter may be asked for at once
-DEFAULT_TOKENS = {"grammar": 8, "prediction": 16, "ngram": 8, "suffix": 12, "model": 4}
+DEFAULT_TOKENS = {"grammar": 8, "prediction": 16, "ngram": 8, "suffix": 12, "recycling": 24, "model": 4, "eagle": 24}
 POLICIES = ("off", "fixed")
 RULES = ("coupled", "rejection", "block")
 DEFAULT_DRAFT = ("grammar", "prediction", "ngram")
-OPTIONS = {"grammar": ("k",), "prediction": ("k",), "suffix": ("k",), "ngram": ("k", "min", "max"), "model": ("k",)}
+OPTIONS = {
+    "grammar": ("k",),
+    "prediction": ("k",),
+    "suffix": ("k",),
+    "ngram": ("k", "min", "max"),
+    "model": ("k",),
+    "eagle": ("k", "width"),
+}
+NAMED = ("model", "eagle")  # these take a name or folder; an eagle without one is the head that comes with the package
+MAX_WIDTH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +46,7 @@ def parse_spec(text: str) -> DraftSpec:
     if kind not in OPTIONS:
         raise ConfigError(f"no drafter '{kind}': use {', '.join(OPTIONS)}:NAME_OR_FOLDER")
     parts = [part for part in rest.split(",") if part]
-    model = parts.pop(0) if kind == "model" and parts and not _is_option(parts[0]) else None
+    model = parts.pop(0) if kind in NAMED and parts and not _is_option(kind, parts[0]) else None
     if kind == "model" and model is None:
         raise ConfigError(f"draft '{text}': say which model, as in model:NAME_OR_FOLDER")
     options: dict[str, int] = {}
@@ -48,13 +57,15 @@ def parse_spec(text: str) -> DraftSpec:
     tokens = options.pop("k", DEFAULT_TOKENS[kind])
     if not 1 <= tokens <= MAX_TOKENS:
         raise ConfigError(f"draft '{text}': k={tokens} is out of range, use 1 to {MAX_TOKENS}")
+    if not 1 <= (width := options.get("width", 1)) <= MAX_WIDTH:
+        raise ConfigError(f"draft '{text}': width={width} is out of range, use 1 to {MAX_WIDTH}")
     if kind == "ngram":
         check_sizes(options.get("min", MIN_N), options.get("max", MAX_N))
     return DraftSpec(text.strip(), kind, tokens, model, options)
 
 
-def _is_option(part: str) -> bool:
-    return part.partition("=")[0] in OPTIONS["model"]
+def _is_option(kind: str, part: str) -> bool:
+    return part.partition("=")[0] in OPTIONS[kind]
 
 
 def _option(kind: str, part: str) -> tuple[str, int]:

@@ -26,11 +26,12 @@ from bozza.core import (
     Watch,
 )
 from bozza.drafters import Drafter, merge
+from bozza.engine.readings import Kept, Readings
 from bozza.engine.scheduler import Batch, Due, Scheduler
 from bozza.engine.stops import cut
 from bozza.errors import ConfigError, PromptError
 from bozza.leader import Leader
-from bozza.models.runner import Model, Row
+from bozza.models.runner import ForwardResult, Model, Row
 from bozza.params import SamplingParams
 from bozza.rules import Rule
 from bozza.sampling.logprobs import token_logprobs
@@ -67,6 +68,7 @@ class Engine:
         self.model = model
         self.scheduler = Scheduler(model, max_running, token_budget)
         self._drafters = {drafter.name: drafter for drafter in drafters}
+        self._readings = Readings(drafters)
         self._rule = rule
         self._leader = leader
         self._end_ids = end_ids
@@ -183,12 +185,12 @@ class Engine:
         watch.lap("draft")
         batch = self.scheduler.batch(drafts)
         watch.lap("other")
-        logits = self.model.forward(batch.rows).logits
+        result = self.model.forward(batch.rows, self._readings.hidden_layers)
         watch.lap("verify")
         due = batch.due()
-        verdicts = self._verify(batch, due, logits)
+        verdicts = self._verify(batch, due, result.logits)
         watch.lap("sample")
-        outcome = self._commit(batch, zip(due, verdicts, strict=True), logits, watch)
+        outcome = self._commit(batch, zip(due, verdicts, strict=True), result, watch)
         self._leader.learn(outcome)
         return outcome
 
@@ -237,26 +239,36 @@ class Engine:
         return self._rule.verify(judged, [request for request, *_ in due], [draft for _, draft, _ in due])
 
     def _commit(
-        self, batch: Batch, judged: Iterator[tuple[Due, Verdict]], logits: Tensor, watch: _Stopwatch
+        self, batch: Batch, judged: Iterator[tuple[Due, Verdict]], result: ForwardResult, watch: _Stopwatch
     ) -> StepStats:
         """Move every request on, and say what the step came to."""
         cached = sum(request.cached for request in batch.requests)
         committed, drafted, tested, accepted = 0, Counter[str](), Counter[str](), Counter[str]()
+        kept: list[Kept] = []
         for request, row in zip(batch.requests, batch.rows, strict=True):
             mine = next(judged) if len(row.tokens) == request.pending else None
             if request.finished:  # aborted since the step began: a stream that was let go
                 continue
+            first = request.cached
             if mine is None:
                 request.cached += len(row.tokens)
                 request.stats.prompt_passes += 1
+                kept.append(Kept(request, row, first, ()))
                 continue
             (_, draft, root), verdict = mine
-            tokens, tried, credits = self._advance(request, row, verdict, logits[root : root + 1 + len(draft)])
+            tokens, tried, credits = self._advance(request, row, verdict, result.logits[root : root + 1 + len(draft)])
+            if not request.finished:
+                kept.append(Kept(request, row, first, verdict.path[: len(tokens)]))
             committed += len(tokens)
             drafted.update(draft.drafters)
             tested.update(tried)
             accepted.update(credits)
         watch.lap("other")
+        for name in self._readings.names() if kept else ():
+            started = self._clock()
+            self._readings.show(name, batch.rows, kept, result)
+            watch.draft_seconds[name] = watch.draft_seconds.get(name, 0.0) + self._clock() - started
+        watch.lap("draft")
         for request in batch.requests:
             request.stats.charge(watch.seconds, watch.draft_seconds)
         new_tokens = sum(len(row.tokens) + len(row.draft) for row in batch.rows)

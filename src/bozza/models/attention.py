@@ -42,6 +42,7 @@ class Span:
     chain: int  # leading tokens in a line; the rest are draft nodes
     parents: tuple[int, ...]  # of the draft nodes; -1 is the last token of the line
     depths: tuple[int, ...]
+    fed: int = 0  # leading draft nodes that the slot holds already; the line is empty then
 
     @property
     def end(self) -> int:
@@ -52,21 +53,27 @@ class Span:
         return any(parent != node - 1 for node, parent in enumerate(self.parents))
 
     @property
+    def base(self) -> int:
+        """Where in the slot the line and the draft begin."""
+        return self.start - self.fed
+
+    @property
     def positions(self) -> list[int]:
-        """Position of each token: siblings share one."""
-        last = self.start + self.chain - 1
-        return [*range(self.start, last + 1), *(last + depth for depth in self.depths)]
+        """Position of each token from `base` on: siblings share one."""
+        last = self.base + self.chain - 1
+        return [*range(self.base, last + 1), *(last + depth for depth in self.depths)]
 
     def ancestors(self) -> Tensor:
-        """bool [count, count]: which of the row's own tokens each of them sees."""
-        seen = torch.ones(self.count, self.count, dtype=torch.bool).tril_()
+        """bool [count, fed + count]: which tokens from `base` on each new token sees."""
+        size = self.fed + self.count
+        seen = torch.ones(size, size, dtype=torch.bool).tril_()
         for node, parent in enumerate(self.parents):
             row = self.chain + node
             seen[row, self.chain :] = False
             if parent >= 0:
                 seen[row] |= seen[self.chain + parent]
             seen[row, row] = True
-        return seen
+        return seen[self.fed :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +148,9 @@ class Group:
         for segment in self.segments:
             span = segment.span
             if span.is_tree:
-                own = span.ancestors()[segment.low : segment.high, : self.length - span.start]
+                own = span.ancestors()[segment.low : segment.high, : self.length - span.base]
                 line = span.slot - self.slots.start
-                seen[line, : segment.count, span.start : span.start + own.shape[1]] = own
+                seen[line, : segment.count, span.base : span.base + own.shape[1]] = own
         if window is not None:
             seen &= self._within(window, place[:, :, 0])
         mask = torch.zeros(self.width, 1, repeat * self.count + padding, self.length, dtype=dtype)
@@ -156,8 +163,8 @@ class Group:
         for segment in self.segments:
             span, line = segment.span, segment.span.slot - self.slots.start
             positions = torch.tensor(span.positions)
-            key[line, span.start : span.end] = positions[: self.length - span.start]
-            query[line, : segment.count] = positions[segment.low : segment.high]
+            key[line, span.base : span.end] = positions[: self.length - span.base]
+            query[line, : segment.count] = positions[span.fed + segment.low : span.fed + segment.high]
         return key[:, None] > query[:, :, None] - window
 
 
@@ -172,7 +179,7 @@ class Pass:
         calls = _calls_with_equal_bits(spans) if equal_bits else _calls(spans)
         self._groups = [Group(segments, length, device, equal_bits) for length, segments in calls]
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: _How) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
         """Store this pass's keys and values, and attend; query [heads, tokens, size], result [tokens, heads, size]."""
         count = len(self._index)
         self._store.write(layer, self._index, key[:, :count].transpose(0, 1), value[:, :count].transpose(0, 1))
@@ -194,13 +201,13 @@ class Pass:
         return out
 
 
-class _How(NamedTuple):
+class How(NamedTuple):
     """What a model asks of its attention."""
 
-    scale: float | None
-    window: int | None
-    softcap: float | None
-    sinks: Tensor | None
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
 
 
 def _calls(spans: Sequence[Span]) -> Iterator[tuple[int, list[Segment]]]:
@@ -241,7 +248,7 @@ def _together_or_not(segments: list[Segment], lengths: Sequence[int]) -> list[li
     return [[segment] for segment in segments]
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, group: Group, how: _How) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, group: Group, how: How) -> Tensor:
     """Query [width, heads, count, size], key and value [width, kv heads, length, size]; the result is like query."""
     width, heads, count, size = query.shape
     # Heads that share keys become more query rows of one head, so that each key is read once.
@@ -261,7 +268,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, group: Group, how: _How) 
     return out.reshape(width, heads, count, -1)
 
 
-def _attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: _How, count: int) -> Tensor:
+def _attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: How, count: int) -> Tensor:
     """Attention written out in float32, for what the fused kernel lacks: capped scores and attention sinks."""
     scale = how.scale if how.scale is not None else query.shape[3] ** -0.5
     scores = query.float() @ key.float().transpose(2, 3) * scale
@@ -299,7 +306,7 @@ def _ragged_attention(
         raise UnsupportedModel(f"it passes {refused[0]} to attention")
     if sliding_window is None and _declares_window(module):
         raise UnsupportedModel("it has a sliding window that it does not pass to attention")
-    how = _How(scaling, sliding_window, softcap, s_aux)
+    how = How(scaling, sliding_window, softcap, s_aux)
     return _current.get().attend(module.layer_idx, query[0], key[0], value[0], how)[None], None
 
 

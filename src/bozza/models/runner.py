@@ -19,16 +19,21 @@ class Row:
     """What one request brings to a pass: tokens that follow those in its slot, and a draft that follows these.
 
     The pass returns logits after the last `wanted` of the tokens and, if there are any, after each node of the draft.
+    A draft can also come in parts: with `fed`, the slot holds its first nodes already, there are no tokens, and the
+    pass returns logits after each of the other nodes.
     """
 
     slot: int
     tokens: Sequence[int]
     draft: Draft = NO_DRAFT
     wanted: int = 1
+    fed: int | None = None
 
     @property
     def outputs(self) -> int:
         """How many rows of logits it gets."""
+        if self.fed is not None:
+            return len(self.draft) - self.fed
         return self.wanted + len(self.draft) if self.wanted else 0
 
 
@@ -123,7 +128,7 @@ class RaggedRunner:
 
     def _forward(self, rows: Sequence[Row], hidden_layers: Sequence[int]) -> ForwardResult:
         ids, spans, wanted = self._lay_out(rows)
-        positions = [position for span in spans for position in span.positions]
+        positions = [position for span in spans for position in span.positions[span.fed :]]
         kept = wanted + [0] * self._filling(len(wanted)) if wanted else wanted  # the head is a product like any other
         filling = self._filling(len(ids))
         ids, positions = ids + ids[:1] * filling, positions + positions[:1] * filling
@@ -139,7 +144,7 @@ class RaggedRunner:
         logits = output.logits[0, : len(wanted)].float()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the time of a pass is charged to the pass
-        count = sum(len(row.tokens) + len(row.draft) for row in rows)
+        count = sum(len(row.tokens) + len(row.draft) - (row.fed or 0) for row in rows)
         return ForwardResult(logits, {layer: output.hidden_states[layer][0, :count] for layer in hidden_layers})
 
     def _filling(self, rows: int) -> int:
@@ -152,14 +157,20 @@ class RaggedRunner:
         spans: list[Span] = []
         wanted: list[int] = []
         for row in rows:
-            tokens, parents, depths = [*row.tokens, *row.draft.tokens], row.draft.parents, tuple(row.draft.depths())
-            first, chain = len(ids), len(row.tokens)
-            if row.wanted:
-                wanted += range(first + chain - row.wanted, first + len(tokens))
-            start = self.store.append(row.slot, len(tokens))
-            spans.append(Span(row.slot, start, first, len(tokens), chain, parents, depths))
-            ids += tokens
+            span = lay_out(self.store, row, len(ids))
+            if row.outputs:
+                wanted += range(span.first + span.count - row.outputs, span.first + span.count)
+            spans.append(span)
+            ids += [*row.tokens, *row.draft.tokens[span.fed :]]
         return ids, spans, wanted
+
+
+def lay_out(store: KVStore, row: Row, first: int) -> Span:
+    """Make room for a row whose tokens begin at `first` of the pass."""
+    fed, chain = row.fed or 0, len(row.tokens)
+    count = chain + len(row.draft) - fed
+    start = store.append(row.slot, count)
+    return Span(row.slot, start, first, count, chain, row.draft.parents, tuple(row.draft.depths()), fed)
 
 
 def _configs_of(model: Any) -> list[Any]:

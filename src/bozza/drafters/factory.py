@@ -1,0 +1,89 @@
+"""From specifications to drafters that are ready to run, loading each draft model and head once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bozza.drafters.base import Drafter
+from bozza.drafters.eagle import EagleDrafter
+from bozza.drafters.grammar import GrammarDrafter
+from bozza.drafters.model import ModelDrafter
+from bozza.drafters.ngram import NgramDrafter
+from bozza.drafters.prediction import PredictionDrafter
+from bozza.drafters.spec import DraftSpec, drafter_names
+from bozza.drafters.suffix import SuffixDrafter
+from bozza.errors import ConfigError
+from bozza.models.head_runner import HeadRunner
+from bozza.models.heads import load_head, shipped_head
+from bozza.models.loading import Loaded, load
+from bozza.models.probe import load_runner
+from bozza.models.vocabulary import check_same_vocabulary
+
+FREE: dict[str, Callable[[str], Drafter]] = {
+    "grammar": GrammarDrafter,
+    "prediction": PredictionDrafter,
+    "suffix": SuffixDrafter,
+}
+
+
+class Factory:
+    """Makes drafters for one target.
+
+    Args:
+        target: the loaded target.
+        vocab_size: of its logits.
+    """
+
+    def __init__(self, target: Loaded, vocab_size: int) -> None:
+        self._target = target
+        self._vocab_size = vocab_size
+        self._loaded: dict[tuple[str, str | None], Any] = {}
+
+    def load(self, specs: Sequence[DraftSpec]) -> None:
+        """Load the models and heads that are named and not yet loaded.
+
+        Raises:
+            ModelError: one cannot be had, or does not go with the target.
+        """
+        for spec in specs:
+            key = (spec.kind, spec.model)
+            if key in self._loaded:
+                continue
+            if spec.kind == "model":
+                self._loaded[key] = load_draft_model(str(spec.model), self._target)
+            elif spec.kind == "eagle":
+                folder = Path(spec.model).expanduser() if spec.model else shipped_head(self._target.path)
+                self._loaded[key] = HeadRunner(load_head(folder, self._target.model))
+
+    def make(self, specs: Sequence[DraftSpec], coupled: bool) -> list[Drafter]:
+        """Fresh drafters.
+
+        Raises:
+            ConfigError: a model that is named has not been loaded.
+        """
+        return [self._make(spec, name, coupled) for spec, name in zip(specs, drafter_names(specs), strict=True)]
+
+    def _make(self, spec: DraftSpec, name: str, coupled: bool) -> Drafter:
+        if spec.kind in FREE:
+            return FREE[spec.kind](name)
+        if spec.kind == "ngram":
+            return NgramDrafter(**{f"{size}_n": n for size, n in spec.options.items()}, name=name)
+        runner = self._loaded.get((spec.kind, spec.model))
+        if runner is None:
+            raise ConfigError(f"draft {spec.text} is not loaded: name it when the LLM is made")
+        if spec.kind == "eagle":
+            return EagleDrafter(runner, name, coupled=coupled, **spec.options)
+        return ModelDrafter(runner, self._vocab_size, name, coupled=coupled)
+
+
+def load_draft_model(name: str, target: Loaded) -> Any:
+    """A runner for a draft model that shares the target's vocabulary, in the target's dtype and on its device.
+
+    Raises:
+        ModelError: it cannot be had, or its tokens are not the target's.
+    """
+    draft = load(name, target.model.dtype, target.model.device)
+    check_same_vocabulary(name, draft, target)
+    return load_runner(draft.model)
