@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -31,6 +31,11 @@ class Drafter(Protocol):
         ...
 
 
+# Which of the tokens in `Reading.after`, and how many successors of each -> the likeliest successors, best first, and
+# the target's probabilities of these, before any sampling parameter.
+Likeliest = Callable[[Sequence[int], int], tuple[list[list[int]], list[list[float]]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What a pass of the target showed of one request, after its verdict was committed."""
@@ -38,7 +43,8 @@ class Reading:
     first: int  # place in `request.tokens` of the first token that the pass added for good
     hidden: Any  # [tokens added for good, width of all wanted layers side by side]
     after: tuple[int, ...]  # the tokens that logits came after: the last one of the row, then all nodes of the draft
-    logits: Any  # [len(after), vocab] float32, before any sampling parameter
+    path: tuple[int, ...]  # the accepted nodes
+    likeliest: Likeliest
 
 
 @runtime_checkable

@@ -12,6 +12,7 @@ from bozza.drafters.grammar import GrammarDrafter
 from bozza.drafters.model import ModelDrafter
 from bozza.drafters.ngram import NgramDrafter
 from bozza.drafters.prediction import PredictionDrafter
+from bozza.drafters.recycling import RecyclingDrafter
 from bozza.drafters.spec import DraftSpec, drafter_names
 from bozza.drafters.suffix import SuffixDrafter
 from bozza.errors import ConfigError
@@ -70,6 +71,8 @@ class Factory:
             return FREE[spec.kind](name)
         if spec.kind == "ngram":
             return NgramDrafter(**{f"{size}_n": n for size, n in spec.options.items()}, name=name)
+        if spec.kind == "recycling":
+            return RecyclingDrafter(self._vocab_size, name)
         runner = self._loaded.get((spec.kind, spec.model))
         if runner is None:
             raise ConfigError(f"draft {spec.text} is not loaded: name it when the LLM is made")

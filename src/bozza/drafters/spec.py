@@ -17,6 +17,7 @@ OPTIONS = {
     "grammar": ("k",),
     "prediction": ("k",),
     "suffix": ("k",),
+    "recycling": ("k",),
     "ngram": ("k", "min", "max"),
     "model": ("k",),
     "eagle": ("k", "width"),

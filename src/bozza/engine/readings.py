@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from bozza.core import Request
 from bozza.drafters.base import Drafter, Reader, Reading
 from bozza.models.runner import ForwardResult, Row
+from bozza.sampling.largest import largest
 
 
 class Kept(NamedTuple):
@@ -56,9 +59,18 @@ class Readings:
             index = torch.tensor([place for places in added for place in places], dtype=torch.int64)
             hidden = torch.cat([result.hidden[layer][index] for layer in reader.hidden_layers], dim=1)
         start = 0
-        for (request, row, first, _), mine in zip(kept, added, strict=True):
+        for (request, row, first, path), mine in zip(kept, added, strict=True):
             after = (row.tokens[-1], *row.draft.tokens) if row.wanted else ()
-            end = outputs[row.slot] + row.outputs
             own = None if hidden is None else hidden[start : start + len(mine)]
-            reader.read(request, Reading(first, own, after, result.logits[end - len(after) : end]))
+            end = outputs[row.slot] + row.outputs
+            likeliest = partial(_likeliest, result.logits[end - len(after) : end])
+            reader.read(request, Reading(first, own, after, path, likeliest))
             start += len(mine)
+
+
+def _likeliest(logits: Tensor, rows: Sequence[int], count: int) -> tuple[list[list[int]], list[list[float]]]:
+    """See `bozza.drafters.base.Likeliest`."""
+    chosen = logits[list(rows)]
+    best, tokens = largest(chosen, count)
+    probabilities = (best - chosen.logsumexp(dim=1, keepdim=True)).exp()
+    return tokens.tolist(), probabilities.tolist()

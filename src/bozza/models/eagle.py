@@ -60,6 +60,7 @@ class EagleHead(nn.Module):
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, shape.draft_vocab, bias=False)
         self.rotary = LlamaRotaryEmbedding(config)
+        self.vocab_size = config.vocab_size
         self.embed = [embed]  # in a list: not a part of this module's state
         self.register_buffer("targets", targets, persistent=False)
         self.targets: Tensor

@@ -6,10 +6,12 @@ They hold about 2 bytes per feature and 6 per kept probability: 3.6 kB per token
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,39 +29,45 @@ class Features:
     """Arrays over all tokens of some conversations, laid end to end.
 
     Args:
-        folder: where they are, or will be.
+        folder: where they are, or will be. What is there for the first of these conversations is used.
         conversations: the data.
         layers: the target's layers whose inputs are kept.
         size: width of one of them.
-        targets: the target's ids of the draft tokens.
 
     Raises:
         ConfigError: the disk has no room.
     """
 
-    def __init__(
-        self, folder: Path, conversations: Sequence[Conversation], layers: Sequence[int], size: int, targets: Tensor
-    ) -> None:
+    def __init__(self, folder: Path, conversations: Sequence[Conversation], layers: Sequence[int], size: int) -> None:
         self.conversations = conversations
         self.layers = tuple(layers)
         lengths = [len(conversation.tokens) for conversation in conversations]
-        self.starts = np.concatenate([[0], np.cumsum(lengths)])
-        self.tokens = torch.tensor([token for conversation in conversations for token in conversation.tokens])
-        self._folder, self._targets = folder, targets
-        origin = {"layers": list(layers), "tokens": len(self.tokens), "data": int(self.tokens.sum())}
-        origin["vocab"] = int(targets.sum())
-        state = folder / "features.json"
-        known = json.loads(state.read_text()) if state.exists() else {}
-        self.done = known.get("done", 0) if {**known, "done": 0} == {**origin, "done": 0} else 0
-        self._state, self._origin = state, origin
-        total = len(self.tokens)
-        needed = total * (2 * size * len(layers) + 6 * KEPT)
+        self.starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        self._tokens = np.array([t for conversation in conversations for t in conversation.tokens], np.int32)
+        self._folder, self._state = folder, folder / "features.json"
         folder.mkdir(parents=True, exist_ok=True)
-        if self.done == 0 and shutil.disk_usage(folder).free < needed:
+        self.done = self._known()
+        total = len(self._tokens)
+        needed = (total - int(self.starts[self.done])) * (2 * size * len(layers) + 6 * KEPT)
+        if shutil.disk_usage(folder).free < needed:
             raise ConfigError(f"{folder} needs {needed / 1e9:.1f} GB for {total} tokens: use fewer, or another folder")
         self.hidden = self._array("hidden", (total, size * len(layers)), np.int16)
         self.ids = self._array("ids", (total, KEPT), np.int32)
         self.probs = self._array("probs", (total, KEPT), np.float16)
+
+    def _known(self) -> int:
+        """How many of the conversations are there already."""
+        if not self._state.exists():
+            return 0
+        state = json.loads(self._state.read_text())
+        done = min(state["done"], len(self.conversations))
+        same = state["done"] <= done and state == self._origin(done)
+        return done if same else 0
+
+    def _origin(self, done: int) -> dict[str, Any]:
+        """What the first `done` conversations and their features are."""
+        digest = hashlib.sha256(self._tokens[: self.starts[done]].tobytes()).hexdigest()[:16]
+        return {"layers": list(self.layers), "done": done, "tokens": digest}
 
     def fill(self, runner: RaggedRunner, on_progress: Callable[[int], None] = lambda done: None) -> None:
         """Compute what is missing."""
@@ -85,9 +93,9 @@ class Features:
         place = slice(int(self.starts[first]), int(self.starts[last]))
         hidden = torch.cat([result.hidden[layer] for layer in self.layers], dim=1).to(torch.bfloat16).cpu()
         self.hidden[place] = hidden.view(torch.int16).numpy()
-        laws, ids = result.logits[:, self._targets.to(result.logits.device)].softmax(dim=1).topk(KEPT, dim=1)
+        best, ids = result.logits.topk(KEPT, dim=1)
         self.ids[place] = ids.cpu().numpy()
-        self.probs[place] = (laws / laws.sum(dim=1, keepdim=True)).cpu().numpy()
+        self.probs[place] = (best - result.logits.logsumexp(dim=1, keepdim=True)).exp().cpu().numpy()
 
     def features(self, conversation: int) -> Tensor:
         """Bfloat16 [tokens, layers * size] of one conversation."""
@@ -95,22 +103,21 @@ class Features:
         return torch.from_numpy(self.hidden[place].copy()).view(torch.bfloat16)
 
     def laws(self, conversation: int) -> tuple[Tensor, Tensor]:
-        """Draft tokens int64 [tokens, KEPT] and their probabilities float32, of the token after each."""
+        """The likeliest tokens int64 [tokens, KEPT] after each token, and their probabilities float32."""
         place = slice(int(self.starts[conversation]), int(self.starts[conversation + 1]))
         ids, probs = self.ids[place].astype(np.int64), self.probs[place].astype(np.float32)
         return torch.from_numpy(ids), torch.from_numpy(probs)
 
     def _array(self, name: str, shape: tuple[int, ...], dtype: type) -> np.memmap:
         path = self._folder / f"{name}.bin"
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        if self.done == 0 or not path.exists() or path.stat().st_size != size:
-            self.done = 0
-            return np.memmap(path, dtype, "w+", shape=shape)
+        path.touch()
+        with path.open("r+b") as file:
+            file.truncate(int(np.prod(shape)) * np.dtype(dtype).itemsize)
         return np.memmap(path, dtype, "r+", shape=shape)
 
     def _save(self) -> None:
         for array in (self.hidden, self.ids, self.probs):
             array.flush()
         scratch = self._state.with_suffix(".tmp")
-        scratch.write_text(json.dumps({**self._origin, "done": self.done}))
+        scratch.write_text(json.dumps(self._origin(self.done)))
         scratch.replace(self._state)

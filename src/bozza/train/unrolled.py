@@ -12,6 +12,8 @@ from torch.nn import functional
 
 from bozza.models.eagle import EagleHead
 
+BLOCK = 64
+
 
 def unroll(head: EagleHead, ids: Tensor, features: Tensor, steps: int) -> list[Tensor]:
     """The head's outputs [sequences, length, size] in each step; in step j, slots below j mean nothing.
@@ -36,21 +38,26 @@ def unroll(head: EagleHead, ids: Tensor, features: Tensor, steps: int) -> list[T
 
 
 class _Memory:
-    """Keys and values of all steps so far."""
+    """Keys and values of all steps so far. Slots attend in blocks, so that little is computed only to be masked."""
 
     def __init__(self, count: int, length: int, layers: int) -> None:
         self._count, self._length = count, length
         self._keys: list[list[Tensor]] = [[] for _ in range(layers)]
         self._values: list[list[Tensor]] = [[] for _ in range(layers)]
-        self._mask: Tensor | None = None
+        self._masks: list[Tensor] = []
 
     def begin(self, step: int) -> None:
-        """The mask [length, (step + 1) * length] of a step."""
-        slot = torch.arange(self._length)
-        parts = [slot[None] <= slot[:, None] - step]
-        parts += [slot[None] == slot[:, None] - step + earlier for earlier in range(1, step + 1)]
-        self._mask = torch.cat(parts, dim=1)
-        self._mask[:step, 0] = True  # slots that mean nothing must see something, or they become NaN
+        """The masks of a step, one for each block: slots of the block x what `_seen` leaves of all steps."""
+        self._masks = []
+        for low in range(0, self._length, BLOCK):
+            high = min(low + BLOCK, self._length)
+            slot = torch.arange(low, high)[:, None]
+            parts = [torch.arange(high)[None] <= slot - step]
+            near = torch.arange(max(low - step, 0), high)[None]
+            parts += [near == slot - step + earlier for earlier in range(1, step + 1)]
+            mask = torch.cat(parts, dim=1)
+            mask[slot[:, 0] < step, 0] = True  # slots that mean nothing must see something, or they become NaN
+            self._masks.append(mask)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `bozza.models.eagle.Attend`."""
@@ -58,12 +65,23 @@ class _Memory:
         lines, keys, values = (self._lines(part) for part in (query, key, value))
         self._keys[layer].append(keys.repeat_interleave(share, dim=1))
         self._values[layer].append(values.repeat_interleave(share, dim=1))
-        out = functional.scaled_dot_product_attention(
-            lines, torch.cat(self._keys[layer], dim=2), torch.cat(self._values[layer], dim=2), self._mask
-        )
-        return out.transpose(1, 2).flatten(0, 1)
+        blocks = []
+        for low, mask in zip(range(0, self._length, BLOCK), self._masks, strict=True):
+            blocks.append(
+                functional.scaled_dot_product_attention(
+                    lines[:, :, low : low + BLOCK], _seen(self._keys[layer], low), _seen(self._values[layer], low), mask
+                )
+            )
+        return torch.cat(blocks, dim=2).transpose(1, 2).flatten(0, 1)
 
     def _lines(self, part: Tensor) -> Tensor:
         """[heads, sequences * length, size] -> [sequences, heads, length, size]."""
         heads, _, size = part.shape
         return part.reshape(heads, self._count, self._length, size).transpose(0, 1)
+
+
+def _seen(steps: list[Tensor], low: int) -> Tensor:
+    """Of step 0 all up to the block that begins at `low`; of later steps what lies in it or at most a step before."""
+    step = len(steps) - 1
+    near = [later[:, :, max(low - step, 0) : low + BLOCK] for later in steps[1:]]
+    return torch.cat([steps[0][:, :, : low + BLOCK], *near], dim=2)
