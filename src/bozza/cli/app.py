@@ -17,6 +17,7 @@ from bozza.cli import show
 from bozza.cli.chat import chat
 from bozza.cli.generate import generate
 from bozza.cli.models import models
+from bozza.cli.train import train
 from bozza.cli.verify import verify
 from bozza.errors import BozzaError, ConfigError
 
@@ -32,6 +33,7 @@ app.command()(generate)
 app.command()(chat)
 app.command()(verify)
 app.add_typer(models, name="models")
+app.add_typer(train, name="train")
 
 
 @app.command()

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bozza.core import NO_DRAFT, Draft, Request
-from bozza.drafters.suffix import LONGEST, SuffixIndex
+from bozza.drafters.chains import LONGEST
+from bozza.drafters.suffix import SuffixIndex
 
 LEAST_MATCH = 2  # tokens that must agree before the expectation is trusted again
 
@@ -34,9 +35,8 @@ class PredictionDrafter:
     def start(self, request: Request) -> None:
         """See `Drafter.start`."""
         if request.prediction:
-            state = _State([], SuffixIndex())
-            state.index.extend(state.expected, request.prediction)
-            self._states[request.id] = state
+            expected = list(request.prediction)
+            self._states[request.id] = _State(expected, SuffixIndex(expected))
             self.observe(request, request.output)
 
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
@@ -63,7 +63,7 @@ class PredictionDrafter:
         """See `Drafter.stop`."""
         self._states.pop(request.id, None)
 
-    def _find_back(self, state: _State, output: Sequence[int]) -> None:
+    def _find_back(self, state: _State, output: list[int]) -> None:
         places = [found for found in state.index.find(output) if found.match >= LEAST_MATCH]
         if places:
             best = max(places, key=lambda found: (found.match, -abs(found.end - state.place)))

@@ -11,132 +11,152 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from bozza.core import NO_DRAFT, Draft, Request
+from bozza.drafters.chains import LONGEST, Chains, Occurrence, Tokens, before
+from bozza.drafters.history import SharedHistory
 
-ORDERS = (8, 4, 2, 1)  # how many last tokens are looked up
-RECENT = 8  # occurrences kept of each
-LONGEST = 64  # tokens compared backwards
 REACH = 2  # drafted depth per matched token
 LEAST = 0.1  # a node that gets less of the votes is not worth checking
-
-
-class Occurrence(NamedTuple):
-    """A place in a text: the tokens before `end` agree with what is looked for, `match` of them."""
-
-    text: list[int]
-    end: int
-    match: int
-    own: bool  # the text is the one that is continued: a copy that reaches its end repeats
-
-    def token(self, depth: int) -> int | None:
-        """What stands `depth` tokens on."""
-        place = self.end + depth
-        if place < len(self.text):
-            return self.text[place]
-        return self.text[self.end + depth % (len(self.text) - self.end)] if self.own else None
+MOST_HEADS = 1 << 16  # of an index, so that a limit nobody will reach costs little
 
 
 class SuffixIndex:
-    """Where the last `RECENT` occurrences of each short token sequence end, over texts that grow.
+    """Where the ends of a growing text occurred in it before. Looks at the caller's list, and keeps no copy.
 
-    Memory: for each token of text one entry for each of the 4 orders, about 500 bytes together.
+    Memory: at most 48 bytes per token (see `Chains`), counted by `room` up to 65,536 and by the text beyond.
+
+    Args:
+        text: may be appended to, and must not change otherwise.
+        room: how many tokens it may come to.
     """
 
-    def __init__(self) -> None:
-        self._ends: dict[tuple[int, ...], list[tuple[list[int], int]]] = {}
+    def __init__(self, text: list[int], room: int = 0) -> None:
+        self._text = text
+        self._chains = Chains(max(1, min(max(room, len(text)), MOST_HEADS)))
+        self._known = 0
+        self.update()
 
-    def extend(self, text: list[int], tokens: Sequence[int]) -> None:
-        """Append tokens to a text of this index. A sequence is known once the token after it is."""
-        ends = self._ends
-        for token in tokens:
-            end = len(text)
-            for order in ORDERS:
-                if order > end:
-                    continue
-                known = ends.setdefault(tuple(text[end - order :]), [])
-                known.append((text, end))
-                if len(known) > RECENT:
-                    del known[0]
-            text.append(token)
+    def update(self) -> None:
+        """Take in what was appended to the text. A sequence is known once the token after it is."""
+        text, link = self._text, self._chains.link
+        self._chains.grow(len(text))
+        for end in range(self._known, len(text)):
+            link(end, before(text, end))
+        self._known = len(text)
 
-    def find(self, text: Sequence[int]) -> list[Occurrence]:
-        """Occurrences of the longest known end of a text, the most recent one last."""
-        for order in ORDERS:
-            if order <= len(text) and (known := self._ends.get(tuple(text[-order:]))):
-                return [Occurrence(other, end, _match(text, other, end, order), other is text) for other, end in known]
-        return []
+    def find(self, text: list[int]) -> list[Occurrence]:
+        """Occurrences of the longest known end of a text (this index's own or another), the latest first."""
+        found = self._chains.find(text[-LONGEST:], self._where)
+        return [occurrence._replace(own=True) for occurrence in found] if text is self._text else found
+
+    def _where(self, place: int) -> tuple[Tokens, int, bytes | None]:
+        return self._text, place, None
 
 
-def _match(text: Sequence[int], other: Sequence[int], end: int, known: int) -> int:
-    """How many tokens before `end` in `other` agree with the end of `text`; at least `known` do."""
-    most = min(len(text), end, LONGEST)
-    while known < most and other[end - known - 1] == text[-known - 1]:
-        known += 1
-    return known
+def trust(match: int, depth: int) -> float:
+    """How likely a copy holds for `depth` tokens after `match` tokens agreed: match / (match + depth).
+
+    A copy that held for n tokens is taken to hold for one more with probability n / (n + 1); this is the product.
+    """
+    return match / (match + depth)
 
 
 def vote(occurrences: Sequence[Occurrence], nodes: int, drafter: str) -> Draft:
-    """The tree of the `nodes` likeliest continuations."""
-    deepest = REACH * max((occurrence.match for occurrence in occurrences), default=0)
-    weights = [float(occurrence.match**2) for occurrence in occurrences]
+    """The tree of the `nodes` likeliest continuations.
+
+    The confidence of a node is its share of the votes (each weighs its match squared), times `trust` in the longest
+    match among its voters.
+
+    Args:
+        occurrences: of equal ones those that come first are preferred.
+        nodes: the most in the tree, at least 1.
+        drafter: who drafts.
+    """
+    longest = max((occurrence.match for occurrence in occurrences), default=0)
+    ahead = [occurrence.ahead(min(nodes, REACH * longest)) for occurrence in occurrences]
+    if not any(ahead):
+        return NO_DRAFT
+    if all(tokens == ahead[0] for tokens in ahead):  # the usual case, at a fraction of the time
+        draft = Draft.chain(ahead[0], drafter)
+        sure = tuple(trust(longest, depth) for depth in range(1, len(draft) + 1))
+        return Draft(draft.tokens, draft.parents, draft.drafters, confidences=sure)
+    return _tree([occurrence.match for occurrence in occurrences], ahead, nodes, drafter)
+
+
+def _tree(matches: Sequence[int], ahead: Sequence[Sequence[int]], nodes: int, drafter: str) -> Draft:
+    """`vote`, where voters do not agree: `ahead` is what each says."""
+    weights = [match * match for match in matches]
     total = sum(weights)
     tokens: list[int] = []
     parents: list[int] = []
-    waiting: list[tuple[float, int, int, int, int, list[int]]] = []  # share (negative), order, parent, token, depth
+    confidences: list[float] = []
+    waiting: list[tuple[float, int, int, int, int, list[int]]] = []  # -confidence, order, parent, token, depth, voters
     order = 0
 
     def expand(node: int, depth: int, voters: Sequence[int]) -> None:
         """Queue what the voters say next."""
         nonlocal order
         says: dict[int, list[int]] = {}
-        for voter in reversed(voters):  # of equal shares the most recent one first
-            if (token := occurrences[voter].token(depth)) is not None:
-                says.setdefault(token, []).append(voter)
+        for voter in voters:
+            if depth < len(ahead[voter]):
+                says.setdefault(ahead[voter][depth], []).append(voter)
         for token, agreeing in says.items():
-            share = sum(weights[voter] for voter in agreeing) / total
+            share = sum([weights[voter] for voter in agreeing]) / total
             if share >= LEAST:
                 order += 1
-                heapq.heappush(waiting, (-share, order, node, token, depth, sorted(agreeing)))
+                sure = share * trust(max([matches[voter] for voter in agreeing]), depth + 1)
+                heapq.heappush(waiting, (-sure, order, node, token, depth + 1, agreeing))
 
-    expand(-1, 0, range(len(occurrences)))
+    expand(-1, 0, range(len(ahead)))
     while waiting and len(tokens) < nodes:
-        _, _, parent, token, depth, voters = heapq.heappop(waiting)
+        sure, _, parent, token, depth, voters = heapq.heappop(waiting)
         tokens.append(token)
         parents.append(parent)
-        if depth + 1 < deepest:
-            expand(len(tokens) - 1, depth + 1, voters)
-    return Draft(tuple(tokens), tuple(parents), (drafter,) * len(tokens)) if tokens else NO_DRAFT
+        confidences.append(-sure)
+        expand(len(tokens) - 1, depth, voters)
+    return Draft(tuple(tokens), tuple(parents), (drafter,) * len(tokens), confidences=tuple(confidences))
 
 
 class SuffixDrafter:
-    """Drafts a tree from the request's own prompt and output. Knows no other request."""
+    """Drafts a tree from the request's own prompt and output, and from a history if it is given one.
 
-    def __init__(self, name: str = "suffix") -> None:
+    Args:
+        name: unique within an engine.
+        history: outputs of other requests. Without it no request learns anything of another.
+    """
+
+    def __init__(self, name: str = "suffix", history: SharedHistory | None = None) -> None:
         self.name = name
-        self._texts: dict[int, tuple[SuffixIndex, list[int]]] = {}
+        self._history = history
+        self._indices: dict[int, SuffixIndex] = {}
 
     def start(self, request: Request) -> None:
         """See `Drafter.start`."""
-        index = SuffixIndex()
-        text: list[int] = []
-        index.extend(text, request.tokens)
-        self._texts[request.id] = (index, text)
+        self._indices[request.id] = SuffixIndex(request.tokens, request.limit)
 
     def observe(self, request: Request, tokens: Sequence[int]) -> None:
         """See `Drafter.observe`."""
-        index, text = self._texts[request.id]
-        index.extend(text, tokens)
+        self._indices[request.id].update()
 
     def draft(self, requests: Sequence[Request], budgets: Sequence[int]) -> list[Draft]:
         """See `Drafter.draft`."""
-        drafts = []
-        for request, budget in zip(requests, budgets, strict=True):
-            index, text = self._texts[request.id]
-            drafts.append(vote(index.find(text), budget, self.name))
-        return drafts
+        return [vote(self._find(request), budget, self.name) for request, budget in zip(requests, budgets, strict=True)]
 
     def stop(self, request: Request) -> None:
-        """See `Drafter.stop`."""
-        self._texts.pop(request.id, None)
+        """See `Drafter.stop`. The output enters the history, the prompt does not."""
+        if self._indices.pop(request.id, None) is not None and self._history is not None:
+            self._history.add(request.output)
+
+    def _find(self, request: Request) -> list[Occurrence]:
+        """The longest matches in the request's own text and in the history; of both if they are equally long."""
+        own = self._indices[request.id].find(request.tokens)
+        if self._history is None:
+            return own
+        longest = max((occurrence.match for occurrence in own), default=1)
+        shared = self._history.find(request.tokens, longest)
+        best = max((occurrence.match for occurrence in shared), default=0)
+        if best < longest:
+            return own
+        self._history.use(shared)
+        return [*own, *shared] if own and best == longest else shared

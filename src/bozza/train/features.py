@@ -91,8 +91,9 @@ class Features:
             for row in rows:
                 runner.free(row.slot)
         place = slice(int(self.starts[first]), int(self.starts[last]))
-        hidden = torch.cat([result.hidden[layer] for layer in self.layers], dim=1).to(torch.bfloat16).cpu()
-        self.hidden[place] = hidden.view(torch.int16).numpy()
+        if self.layers:
+            hidden = torch.cat([result.hidden[layer] for layer in self.layers], dim=1).to(torch.bfloat16).cpu()
+            self.hidden[place] = hidden.view(torch.int16).numpy()
         best, ids = result.logits.topk(KEPT, dim=1)
         self.ids[place] = ids.cpu().numpy()
         self.probs[place] = (best - result.logits.logsumexp(dim=1, keepdim=True)).exp().cpu().numpy()
@@ -108,7 +109,9 @@ class Features:
         ids, probs = self.ids[place].astype(np.int64), self.probs[place].astype(np.float32)
         return torch.from_numpy(ids), torch.from_numpy(probs)
 
-    def _array(self, name: str, shape: tuple[int, ...], dtype: type) -> np.memmap:
+    def _array(self, name: str, shape: tuple[int, ...], dtype: type) -> Any:
+        if 0 in shape:
+            return np.zeros(shape, dtype)
         path = self._folder / f"{name}.bin"
         path.touch()
         with path.open("r+b") as file:
@@ -117,7 +120,8 @@ class Features:
 
     def _save(self) -> None:
         for array in (self.hidden, self.ids, self.probs):
-            array.flush()
+            if isinstance(array, np.memmap):
+                array.flush()
         scratch = self._state.with_suffix(".tmp")
         scratch.write_text(json.dumps(self._origin(self.done)))
         scratch.replace(self._state)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,15 +13,15 @@ import torch
 import bozza
 from bozza.errors import ConfigError
 from bozza.llm import LLM
-from bozza.models.eagle import EagleHead, HeadShape, default_features, start_from_target
+from bozza.models.eagle import EagleHead, HeadShape, start_from_target
 from bozza.models.heads import layer_like, save_head
 from bozza.models.loading import end_ids
 from bozza.train.data import BATCH, Conversation, ConversationFile, Synthesis
-from bozza.train.eagle import Agreement, EagleTrainer, Recipe, frequent_tokens
+from bozza.train.eagle import EagleTrainer, frequent_tokens
 from bozza.train.features import Features
+from bozza.train.loop import Agreement, Recipe
 
 INTERVAL = 50  # updates between two checkpoints
-OWN_ROWS = 16_000_000  # bytes of output rows above which a head takes them from the target
 
 
 class Watcher(Protocol):
@@ -47,7 +46,7 @@ class Order:
     seed: int = 0
     prompts: tuple[str, ...] | None = None
     widen: int = 2
-    recipe: Recipe = Recipe()
+    recipe: Recipe = field(default_factory=Recipe)
 
 
 def train_eagle(order: Order, watcher: Watcher) -> dict[str, Any]:
@@ -66,7 +65,7 @@ def train_eagle(order: Order, watcher: Watcher) -> dict[str, Any]:
     target = llm.model.requires_grad_(False)
     with clock.part("data"):
         data = _data(order, llm, watcher)
-    layers = default_features(target.config.get_text_config(decoder=True).num_hidden_layers)
+    layers = features_read(target.config.get_text_config(decoder=True).num_hidden_layers)
     with clock.part("features"):
         features = _features(order, llm, data, layers, watcher)
     targets, coverage = frequent_tokens(data, order.recipe.draft_vocab, sorted(end_ids(target)))
@@ -77,7 +76,7 @@ def train_eagle(order: Order, watcher: Watcher) -> dict[str, Any]:
         target.config.get_text_config(decoder=True).hidden_size,
         len(targets),
     )
-    head = EagleHead(shape, llm.model.get_input_embeddings(), targets)
+    head = EagleHead(shape, target.get_input_embeddings(), targets).to(target.device)
     start_from_target(head, target)
     with clock.part("training"):
         agreement = _train(order, head, features, watcher)
@@ -102,6 +101,11 @@ def train_eagle(order: Order, watcher: Watcher) -> dict[str, Any]:
     }
     (order.out / "card.json").write_text(json.dumps(card, indent=1) + "\n")
     return card
+
+
+def features_read(layers: int) -> tuple[int, ...]:
+    """Low, middle and the last layer's input, so that the head can start as that layer (`start_from_target`)."""
+    return tuple(sorted({min(2, layers - 1), layers // 2, layers - 1}))
 
 
 def _data(order: Order, llm: LLM, watcher: Watcher) -> list[Conversation]:
@@ -166,5 +170,3 @@ class _Part:
 
     def __exit__(self, *problem: object) -> None:
         self._clock.add(self._name, time.perf_counter() - self._started)
-
-

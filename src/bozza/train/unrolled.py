@@ -25,8 +25,8 @@ def unroll(head: EagleHead, ids: Tensor, features: Tensor, steps: int) -> list[T
         steps: how many.
     """
     count, length = ids.shape
-    positions = torch.arange(length).repeat(count)
-    memory = _Memory(count, length, len(head.layers))
+    positions = torch.arange(length, device=ids.device).repeat(count)
+    memory = _Memory(count, length, len(head.layers), ids.device)
     hidden = head.fuse(features)
     outputs = []
     for step in range(steps):
@@ -40,8 +40,8 @@ def unroll(head: EagleHead, ids: Tensor, features: Tensor, steps: int) -> list[T
 class _Memory:
     """Keys and values of all steps so far. Slots attend in blocks, so that little is computed only to be masked."""
 
-    def __init__(self, count: int, length: int, layers: int) -> None:
-        self._count, self._length = count, length
+    def __init__(self, count: int, length: int, layers: int, device: torch.device) -> None:
+        self._count, self._length, self._device = count, length, device
         self._keys: list[list[Tensor]] = [[] for _ in range(layers)]
         self._values: list[list[Tensor]] = [[] for _ in range(layers)]
         self._masks: list[Tensor] = []
@@ -57,7 +57,7 @@ class _Memory:
             parts += [near == slot - step + earlier for earlier in range(1, step + 1)]
             mask = torch.cat(parts, dim=1)
             mask[slot[:, 0] < step, 0] = True  # slots that mean nothing must see something, or they become NaN
-            self._masks.append(mask)
+            self._masks.append(mask.to(self._device))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `bozza.models.eagle.Attend`."""
