@@ -33,7 +33,7 @@ def eagle(
     model: o.Model = "smollm2",
     prompts: Prompts = None,
     tokens: Tokens = 600_000,
-    epochs: Epochs = 8,
+    epochs: Epochs = 7,
     draft_vocab: Annotated[int, typer.Option("--draft-vocab", help="Most tokens that the head can guess.")] = 8192,
     layers: Annotated[int, typer.Option("--layers", help="Decoder layers of the head.", min=1, max=4)] = 1,
     widen: Annotated[int, typer.Option("--widen", help="Its feed-forward part, times the target's.", min=1)] = 2,
@@ -54,6 +54,31 @@ def eagle(
     with Bars() as bars:
         card = train_eagle(Order(model, out, tokens, seed, user_turns, widen, recipe), bars)
     _finish(card, out, "eagle", as_json)
+
+
+@train.command()
+def draft(
+    out: Out,
+    model: o.Model = "smollm2",
+    prompts: Prompts = None,
+    tokens: Tokens = 600_000,
+    epochs: Epochs = 7,
+    layers: Annotated[int, typer.Option("--layers", help="Decoder layers, taken from the target's.", min=1)] = 3,
+    vocab: Annotated[int, typer.Option("--vocab", help="Frequent tokens over which it is compared.", min=16)] = 8192,
+    seed: RunSeed = 0,
+    as_json: o.Json = False,
+) -> None:
+    """Distil a small model with the target's vocabulary, for targets without a small sibling: model:FOLDER."""
+    user_turns = _prompts(prompts)
+    _check_folder(out)
+    from bozza.train.loop import Recipe
+    from bozza.train.pipeline import Order, train_draft
+
+    o.quieten()
+    recipe = Recipe(draft_vocab=vocab, layers=layers, steps=1, epochs=epochs, learning_rate=5e-4, seed=seed)
+    with Bars() as bars:
+        card = train_draft(Order(model, out, tokens, seed, user_turns, recipe=recipe), bars)
+    _finish(card, out, "model", as_json)
 
 
 def _prompts(file: Path | None) -> tuple[str, ...] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 ORDERS = (1, 2, 4, 8)  # how many last tokens are looked up
 TOPS = (1, 3, 7, 64)  # most tokens that can agree when no longer order is known
@@ -17,7 +17,7 @@ LONGEST = TOPS[-1]  # tokens compared backwards
 RECENT = 8  # occurrences taken of a sequence
 STEPS = 64  # links followed for them
 
-Tokens = list[int] | array[int]  # a slice of one kind never equals one of the other
+Tokens: TypeAlias = "list[int] | array[int]"  # a slice of one kind never equals one of the other
 
 
 class Occurrence(NamedTuple):

@@ -1,9 +1,11 @@
-"""`bozza train eagle`: data, features, training and the finished head, each part going on where it was left."""
+"""`bozza train`: data, features, training and the finished drafter, each part going on where it was left."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,11 +19,13 @@ from bozza.models.eagle import EagleHead, HeadShape, start_from_target
 from bozza.models.heads import layer_like, save_head
 from bozza.models.loading import end_ids
 from bozza.train.data import BATCH, Conversation, ConversationFile, Synthesis
+from bozza.train.draft import DraftTrainer, fewer_layers
 from bozza.train.eagle import EagleTrainer, frequent_tokens
 from bozza.train.features import Features
-from bozza.train.loop import Agreement, Recipe
+from bozza.train.loop import Agreement, Recipe, Trainer
 
 INTERVAL = 50  # updates between two checkpoints
+LEAST = 10  # conversations
 
 
 class Watcher(Protocol):
@@ -32,7 +36,7 @@ class Watcher(Protocol):
         ...
 
     def agreement(self, agreement: Agreement) -> None:
-        """How well the head guesses held-out text by now."""
+        """How well the drafter guesses held-out text by now."""
         ...
 
 
@@ -42,65 +46,136 @@ class Order:
 
     model: str
     out: Path
-    tokens: int = 600_000
+    tokens: int
     seed: int = 0
     prompts: tuple[str, ...] | None = None
-    widen: int = 2
+    widen: int = 2  # eagle: width of the feed-forward part, times the target's
     recipe: Recipe = field(default_factory=Recipe)
 
 
-def train_eagle(order: Order, watcher: Watcher) -> dict[str, Any]:
-    """Train a head for a target, or go on with it; returns its training card.
-
-    In the folder afterwards: the head (`eagle:FOLDER` drafts with it), `card.json`, and under `work` what a longer
-    run could use again: conversations, features, checkpoint.
+class Run:
+    """One run in a folder. Under `work` is what a longer run could use again: conversations, features, checkpoint.
 
     Raises:
-        ConfigError: the folder holds another run.
         ModelError: the model cannot be had.
-        PromptError: the model cannot write conversations by itself.
     """
-    clock = _Clock(order.out / "work" / "seconds.json")
-    llm = LLM(order.model, policy="off", max_batch=BATCH, token_budget=1024)
-    target = llm.model.requires_grad_(False)
-    with clock.part("data"):
-        data = _data(order, llm, watcher)
-    layers = features_read(target.config.get_text_config(decoder=True).num_hidden_layers)
-    with clock.part("features"):
-        features = _features(order, llm, data, layers, watcher)
-    targets, coverage = frequent_tokens(data, order.recipe.draft_vocab, sorted(end_ids(target)))
+
+    def __init__(self, order: Order, watcher: Watcher) -> None:
+        self.order = order
+        self.work = order.out / "work"
+        self._watcher = watcher
+        self._seconds = _read_seconds(self.work / "seconds.json")
+        self.llm = LLM(order.model, policy="off", max_batch=BATCH, token_budget=1024)
+        self.target = self.llm.model.requires_grad_(False)
+        self.text = self.target.config.get_text_config(decoder=True)
+
+    def data(self) -> list[Conversation]:
+        """The conversations; those that are missing are written.
+
+        Raises:
+            ConfigError: the folder holds those of another run, or there are too few.
+            PromptError: the model cannot write conversations by itself.
+        """
+        order = self.order
+        prompts = None if order.prompts is None else len(order.prompts)
+        origin = {"model": self.llm.name, "seed": order.seed, "prompts": prompts}
+        file = ConversationFile(self.work / "conversations.jsonl", origin)
+        with self._timed("data"):
+            Synthesis(self.llm, order.seed, order.prompts).run(
+                file, order.tokens, lambda done: self._watcher.part("conversations", done, order.tokens)
+            )
+        data = file.dataset(order.tokens)
+        if len(data) < LEAST:
+            raise ConfigError(f"{len(data)} conversations are too few to train on: give more prompts or tokens")
+        return data
+
+    def features(self, data: list[Conversation], layers: Sequence[int]) -> Features:
+        """The target's hidden states and laws; those that are missing are computed."""
+        features = Features(self.work / "features", data, layers, self.text.hidden_size)
+        total = int(features.starts[-1])
+        self._watcher.part("features", int(features.starts[features.done]), total)
+        with self._timed("features"):
+            features.fill(self.llm.runner, lambda done: self._watcher.part("features", done, total))
+        return features
+
+    def train(self, trainer: Trainer) -> Agreement:
+        """Train to the end."""
+
+        def on_update(updates: int, loss: float) -> None:
+            self._watcher.part("training", updates, trainer.total)
+            if updates % INTERVAL == 0 and updates < trainer.total:
+                self._watcher.agreement(trainer.agreement())
+
+        self._watcher.part("training", trainer.updates, trainer.total)
+        with self._timed("training"):
+            trainer.run(on_update, INTERVAL)
+        agreement = trainer.agreement(most=200)
+        self._watcher.agreement(agreement)
+        return agreement
+
+    def card(self, data: Sequence[Conversation], agreement: Agreement, **more: Any) -> dict[str, Any]:
+        """Write what was done, for whoever uses the drafter, and return it."""
+        order = self.order
+        card = {
+            "target": self.llm.name,
+            "bozza": bozza.__version__,
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "tokens": sum(len(conversation.tokens) for conversation in data),
+            "conversations": len(data),
+            "prompts": "written by the target" if order.prompts is None else f"{len(order.prompts)} of a file",
+            "seed": order.seed,
+            "recipe": asdict(order.recipe),
+            "minutes": {name: round(seconds / 60, 1) for name, seconds in self._seconds.items()},
+            "held_out": {
+                "agreement_by_depth": [round(depth, 3) for depth in agreement.depths],
+                "chain_tokens_per_pass": round(agreement.per_pass, 3),
+            },
+            **more,
+        }
+        (order.out / "card.json").write_text(json.dumps(card, indent=1) + "\n")
+        return card
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        """Wall time of a part over all runs in the folder; one that is killed does not tell."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[part] = self._seconds.get(part, 0.0) + time.perf_counter() - started
+            (self.work / "seconds.json").write_text(json.dumps(self._seconds))
+
+
+def _read_seconds(file: Path) -> dict[str, float]:
+    seconds: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
+    return seconds
+
+
+def train_eagle(order: Order, watcher: Watcher) -> dict[str, Any]:
+    """Train an EAGLE head, or go on with it; returns its training card. The head is for `eagle:FOLDER`.
+
+    Raises:
+        ConfigError, ModelError, PromptError: see `Run`.
+    """
+    run = Run(order, watcher)
+    data = run.data()
+    features = run.features(data, features_read(run.text.num_hidden_layers))
+    targets, coverage = frequent_tokens(data, order.recipe.draft_vocab, sorted(end_ids(run.target)))
     torch.manual_seed(order.seed)
-    shape = HeadShape(
-        layer_like(target, order.recipe.layers, order.widen),
-        layers,
-        target.config.get_text_config(decoder=True).hidden_size,
-        len(targets),
+    layer = layer_like(run.target, order.recipe.layers, order.widen)
+    shape = HeadShape(layer, features.layers, run.text.hidden_size, len(targets))
+    head = EagleHead(shape, run.target.get_input_embeddings(), targets).to(run.target.device)
+    start_from_target(head, run.target)
+    agreement = run.train(EagleTrainer(head, features, order.recipe, run.work / "checkpoint.pt"))
+    save_head(head, order.out, run.llm.name, own_rows=False)
+    return run.card(
+        data,
+        agreement,
+        widen=order.widen,
+        parameters=sum(weight.numel() for name, weight in head.named_parameters() if name != "lm_head.weight"),
+        draft_vocabulary={"tokens": len(targets), "covers": round(coverage, 4)},
     )
-    head = EagleHead(shape, target.get_input_embeddings(), targets).to(target.device)
-    start_from_target(head, target)
-    with clock.part("training"):
-        agreement = _train(order, head, features, watcher)
-    save_head(head, order.out, llm.name, own_rows=False)
-    card = {
-        "target": llm.name,
-        "bozza": bozza.__version__,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "tokens": int(features.starts[-1]),
-        "conversations": len(data),
-        "prompts": "written by the target" if order.prompts is None else f"{len(order.prompts)} of a file",
-        "seed": order.seed,
-        "recipe": asdict(order.recipe) | {"widen": order.widen},
-        "parameters": sum(w.numel() for name, w in head.named_parameters() if name != "lm_head.weight"),
-        "draft_vocabulary": {"tokens": len(targets), "covers": round(coverage, 4)},
-        "minutes": {name: round(seconds / 60, 1) for name, seconds in clock.seconds.items()},
-        "held_out": {
-            "agreement_by_depth": [round(depth, 3) for depth in agreement.depths],
-            "chain_tokens_per_pass": round(agreement.per_pass, 3),
-        },
-    }
-    (order.out / "card.json").write_text(json.dumps(card, indent=1) + "\n")
-    return card
 
 
 def features_read(layers: int) -> tuple[int, ...]:
@@ -108,65 +183,25 @@ def features_read(layers: int) -> tuple[int, ...]:
     return tuple(sorted({min(2, layers - 1), layers // 2, layers - 1}))
 
 
-def _data(order: Order, llm: LLM, watcher: Watcher) -> list[Conversation]:
-    origin = {"model": llm.name, "seed": order.seed, "prompts": None if order.prompts is None else len(order.prompts)}
-    file = ConversationFile(order.out / "work" / "conversations.jsonl", origin)
-    watcher.part("conversations", 0, order.tokens)
-    Synthesis(llm, order.seed, order.prompts).run(
-        file, order.tokens, lambda done: watcher.part("conversations", done, order.tokens)
+def train_draft(order: Order, watcher: Watcher) -> dict[str, Any]:
+    """Distil a small model, or go on with it; returns its training card. It is for `model:FOLDER`.
+
+    Raises:
+        ConfigError, ModelError, PromptError: see `Run`.
+    """
+    run = Run(order, watcher)
+    if not 1 <= order.recipe.layers < run.text.num_hidden_layers:
+        raise ConfigError(f"--layers {order.recipe.layers}: the target has {run.text.num_hidden_layers}, use fewer")
+    data = run.data()
+    features = run.features(data, ())
+    targets, coverage = frequent_tokens(data, order.recipe.draft_vocab, sorted(end_ids(run.target)))
+    small = fewer_layers(run.target, order.recipe.layers)
+    agreement = run.train(DraftTrainer(small, targets, features, order.recipe, run.work / "checkpoint.pt"))
+    small.to(run.target.dtype).save_pretrained(order.out)
+    run.llm.tokenizer.save_pretrained(order.out)
+    return run.card(
+        data,
+        agreement,
+        parameters=sum(weight.numel() for weight in small.parameters()),
+        trained_vocabulary={"tokens": len(targets), "covers": round(coverage, 4)},
     )
-    data = file.dataset(order.tokens)
-    if len(data) < 10:
-        raise ConfigError(f"{len(data)} conversations are too few to train on: give more prompts or tokens")
-    return data
-
-
-def _features(order: Order, llm: LLM, data: list[Conversation], layers: tuple[int, ...], watcher: Watcher) -> Features:
-    size = llm.model.config.get_text_config(decoder=True).hidden_size
-    features = Features(order.out / "work" / "features", data, layers, size)
-    total = int(features.starts[-1])
-    watcher.part("features", int(features.starts[features.done]), total)
-    features.fill(llm.runner, lambda done: watcher.part("features", done, total))
-    return features
-
-
-def _train(order: Order, head: EagleHead, features: Features, watcher: Watcher) -> Agreement:
-    trainer = EagleTrainer(head, features, order.recipe, order.out / "work" / "checkpoint.pt")
-
-    def on_update(updates: int, loss: float) -> None:
-        watcher.part("training", updates, trainer.total)
-        if updates % INTERVAL == 0 and updates < trainer.total:
-            watcher.agreement(trainer.agreement())
-
-    watcher.part("training", trainer.updates, trainer.total)
-    trainer.run(on_update, INTERVAL)
-    agreement = trainer.agreement(most=200)
-    watcher.agreement(agreement)
-    return agreement
-
-
-class _Clock:
-    """Wall time of each part over all runs of a folder; a run that is killed loses what its part had taken."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self.seconds: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
-
-    def part(self, name: str) -> _Part:
-        return _Part(self, name)
-
-    def add(self, name: str, seconds: float) -> None:
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.write_text(json.dumps(self.seconds))
-
-
-class _Part:
-    def __init__(self, clock: _Clock, name: str) -> None:
-        self._clock, self._name = clock, name
-
-    def __enter__(self) -> None:
-        self._started = time.perf_counter()
-
-    def __exit__(self, *problem: object) -> None:
-        self._clock.add(self._name, time.perf_counter() - self._started)
