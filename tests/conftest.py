@@ -12,7 +12,8 @@ from tokenizers.decoders import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from bozza.models import catalog
-from tiny import shallower, tiny
+from bozza.models.heads import save_head
+from tiny import shallower, tiny, tiny_head
 
 
 @pytest.fixture(scope="session")
@@ -36,13 +37,14 @@ def byte_tokenizer() -> Any:
 
 @pytest.fixture(scope="session")
 def folders(target: Any, byte_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Model folders: the target, and drafters of its vocabulary."""
+    """Model folders: the target, drafters of its vocabulary, and a head for it."""
     root = tmp_path_factory.mktemp("models")
     made = {"target": target, "shallow": shallower(target, 2), "stranger": tiny("qwen2", seed=5)}
     for name, model in made.items():
         model.save_pretrained(root / name)
         byte_tokenizer.save_pretrained(root / name)
-    return {name: root / name for name in made}
+    save_head(tiny_head(target), root / "head", "tiny", own_rows=True)
+    return {name: root / name for name in (*made, "head")}
 
 
 @pytest.fixture(scope="session")

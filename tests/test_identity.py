@@ -31,6 +31,9 @@ DRAFTS = {
     "grammar": ["grammar", "ngram:k=3"],
     "suffix": ["suffix:k=9"],
     "prediction": ["prediction:k=6", "suffix:k=5"],
+    "recycling": ["recycling:k=12"],
+    "eagle": ["eagle:{head},k=9,width=3"],
+    "many": ["suffix:k=4", "recycling:k=6", "eagle:{head},k=8,width=3", "model:{shallow},k=2"],
     "two": ["model:{shallow},k=2", "model:{stranger},k=2"],
     "stranger": ["model:{stranger},k=3", "ngram:min=2,max=3,k=2"],
 }

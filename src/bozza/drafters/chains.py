@@ -93,7 +93,11 @@ class Chains:
                 newer[before_it] = after_it
 
     def find(
-        self, tail: Tokens, where: Callable[[int], tuple[Tokens, int, bytes | None]], least: int = 1
+        self,
+        tail: Tokens,
+        where: Callable[[int], tuple[Tokens, int, bytes | None]],
+        least: int = 1,
+        own: bool = False,
     ) -> list[Occurrence]:
         """Up to `RECENT` places after the longest known end of a text, the latest first.
 
@@ -101,6 +105,7 @@ class Chains:
             tail: the last `LONGEST` tokens of the text, of the kind that the indexed texts are.
             where: a place's text, its position there, and the entry of a history that it belongs to.
             least: shorter matches than this are not wanted.
+            own: the text is the one that is indexed.
         """
         for level in reversed(range(len(ORDERS))):
             order, top = ORDERS[level], min(TOPS[level], len(tail))
@@ -113,7 +118,7 @@ class Chains:
             for place in self._chain(level, tuple(wanted)):
                 text, end, entry = where(place)
                 if text[end - order : end] == wanted:
-                    found.append(Occurrence(text, end, _match(tail, text, end, order, top), False, entry))
+                    found.append(Occurrence(text, end, _match(tail, text, end, order, top), own, entry))
                     if len(found) == RECENT:
                         break
             if found:

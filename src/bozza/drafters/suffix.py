@@ -10,7 +10,7 @@ the twentieth.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from bozza.core import NO_DRAFT, Draft, Request
 from bozza.drafters.chains import LONGEST, Chains, Occurrence, Tokens, before
@@ -47,8 +47,7 @@ class SuffixIndex:
 
     def find(self, text: list[int]) -> list[Occurrence]:
         """Occurrences of the longest known end of a text (this index's own or another), the latest first."""
-        found = self._chains.find(text[-LONGEST:], self._where)
-        return [occurrence._replace(own=True) for occurrence in found] if text is self._text else found
+        return self._chains.find(text[-LONGEST:], self._where, own=text is self._text)
 
     def _where(self, place: int) -> tuple[Tokens, int, bytes | None]:
         return self._text, place, None
@@ -91,31 +90,43 @@ def _tree(matches: Sequence[int], ahead: Sequence[Sequence[int]], nodes: int, dr
     tokens: list[int] = []
     parents: list[int] = []
     confidences: list[float] = []
-    waiting: list[tuple[float, int, int, int, int, list[int]]] = []  # -confidence, order, parent, token, depth, voters
-    order = 0
-
-    def expand(node: int, depth: int, voters: Sequence[int]) -> None:
-        """Queue what the voters say next."""
-        nonlocal order
-        says: dict[int, list[int]] = {}
-        for voter in voters:
-            if depth < len(ahead[voter]):
-                says.setdefault(ahead[voter][depth], []).append(voter)
-        for token, agreeing in says.items():
-            share = sum([weights[voter] for voter in agreeing]) / total
-            if share >= LEAST:
+    # -confidence, order, parent, token, and who voted for it, with what share and longest match
+    waiting: list[tuple[float, int, int, int, Sequence[int], float, int]] = []
+    voters: Sequence[int] = range(len(ahead))
+    node, depth, order, share, longest = -1, 0, 0, 1.0, max(matches)
+    depths: list[int] = []
+    while len(tokens) < nodes:
+        for token, agreeing in _says(ahead, depth, voters):
+            value, match = share, longest
+            if len(agreeing) < len(voters):
+                value = sum([weights[voter] for voter in agreeing]) / total
+                match = max([matches[voter] for voter in agreeing])
+            if value >= LEAST:
                 order += 1
-                sure = share * trust(max([matches[voter] for voter in agreeing]), depth + 1)
-                heapq.heappush(waiting, (-sure, order, node, token, depth + 1, agreeing))
-
-    expand(-1, 0, range(len(ahead)))
-    while waiting and len(tokens) < nodes:
-        sure, _, parent, token, depth, voters = heapq.heappop(waiting)
+                heapq.heappush(waiting, (-value * trust(match, depth + 1), order, node, token, agreeing, value, match))
+        if not waiting:
+            break
+        sure, _, parent, token, voters, share, longest = heapq.heappop(waiting)
+        node = len(tokens)
         tokens.append(token)
         parents.append(parent)
         confidences.append(-sure)
-        expand(len(tokens) - 1, depth, voters)
+        depth = depths[parent] + 1 if parent >= 0 else 1
+        depths.append(depth)
     return Draft(tuple(tokens), tuple(parents), (drafter,) * len(tokens), confidences=tuple(confidences))
+
+
+def _says(ahead: Sequence[Sequence[int]], depth: int, voters: Sequence[int]) -> Iterable[tuple[int, Sequence[int]]]:
+    """What voters say `depth` tokens on, and which of them."""
+    if len(voters) == 1:
+        path = ahead[voters[0]]
+        return [(path[depth], voters)] if depth < len(path) else []
+    says: dict[int, list[int]] = {}
+    for voter in voters:
+        path = ahead[voter]
+        if depth < len(path):
+            says.setdefault(path[depth], []).append(voter)
+    return says.items()
 
 
 class SuffixDrafter:
