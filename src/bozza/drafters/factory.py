@@ -15,12 +15,14 @@ from bozza.drafters.prediction import PredictionDrafter
 from bozza.drafters.recycling import RecyclingDrafter
 from bozza.drafters.spec import DraftSpec, drafter_names
 from bozza.drafters.suffix import SuffixDrafter
+from bozza.drafters.translated import DraftModel, dialect_for
 from bozza.errors import ConfigError
 from bozza.models.head_runner import HeadRunner
 from bozza.models.heads import load_head, shipped_head
 from bozza.models.loading import Loaded, load
 from bozza.models.probe import load_runner
-from bozza.models.vocabulary import check_same_vocabulary
+from bozza.models.translation import Translation
+from bozza.models.vocabulary import vocabularies
 
 FREE: dict[str, Callable[[str], Drafter]] = {
     "grammar": GrammarDrafter,
@@ -78,15 +80,17 @@ class Factory:
             raise ConfigError(f"draft {spec.text} is not loaded: name it when the LLM is made")
         if spec.kind == "eagle":
             return EagleDrafter(runner, name, coupled=coupled, **spec.options)
-        return ModelDrafter(runner, self._vocab_size, name, coupled=coupled)
+        shared = not coupled or spec.options.get("width", 1) > 1
+        dialect = dialect_for(runner, self._vocab_size, shared)
+        return ModelDrafter(runner.runner, self._vocab_size, name, coupled=coupled, dialect=dialect, **spec.options)
 
 
-def load_draft_model(name: str, target: Loaded) -> Any:
-    """A runner for a draft model that shares the target's vocabulary, in the target's dtype and on its device.
+def load_draft_model(name: str, target: Loaded) -> DraftModel:
+    """A draft model in the target's dtype and on its device, with a translation if it has other tokens.
 
     Raises:
-        ModelError: it cannot be had, or its tokens are not the target's.
+        ModelError: it cannot be had, or its tokens can neither be used nor translated.
     """
     draft = load(name, target.model.dtype, target.model.device)
-    check_same_vocabulary(name, draft, target)
-    return load_runner(draft.model)
+    views = vocabularies(name, draft, target)
+    return DraftModel(name, load_runner(draft.model), None if views is None else Translation(*views))

@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from bozza.drafters.chains import LONGEST, Chains, Occurrence, Tokens, before
 from bozza.drafters.history_file import check_file, read, write
@@ -28,6 +29,9 @@ from bozza.errors import ConfigError
 MAX_TOKENS = 1 << 18
 BLOCK = 16  # places are given out by so many
 SAVE_EVERY = 30.0  # seconds
+
+
+_Owner: TypeAlias = "tuple[array[int], int, bytes]"  # an output, where the block begins in it, its key
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ class SharedHistory:
         self._capacity = max_tokens // BLOCK  # blocks
         self._chains = Chains(max_tokens, removable=True)
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # the least recently used one first
-        self._owners: list[tuple[bytes, int]] = []  # of each block: its entry, and where it begins there
+        self._owners: list[_Owner | None] = []  # of each block
         self._free: list[int] = []
         self._saver: _Saver | None = None
         if file is not None:
@@ -124,11 +128,11 @@ class SharedHistory:
             self._evict()
         while len(self._free) < needed:
             self._free.append(len(self._owners))
-            self._owners.append((b"", 0))
+            self._owners.append(None)
         self._chains.grow(len(self._owners) * BLOCK)
         entry = _Entry(tokens, [self._free.pop() for _ in range(needed)])
         for number, block in enumerate(entry.blocks):
-            self._owners[block] = (key, number * BLOCK)
+            self._owners[block] = (tokens, number * BLOCK, key)
         for end in range(1, len(tokens)):
             self._chains.link(_place(entry, end), before(tokens, end))
         self._entries[key] = entry
@@ -140,11 +144,14 @@ class SharedHistory:
             self._chains.unlink(_place(entry, end), before(entry.tokens, end))
         self._free += entry.blocks
         for block in entry.blocks:
-            self._owners[block] = (b"", 0)
+            self._owners[block] = None
 
     def _where(self, place: int) -> tuple[Tokens, int, bytes | None]:
-        key, begin = self._owners[place // BLOCK]
-        return self._entries[key].tokens, begin + place % BLOCK, key
+        owner = self._owners[place // BLOCK]
+        if owner is None:
+            raise RuntimeError(f"place {place} is linked, and belongs to no output")
+        tokens, begin, key = owner
+        return tokens, begin + place % BLOCK, key
 
 
 def _place(entry: _Entry, end: int) -> int:

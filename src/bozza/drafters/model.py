@@ -1,32 +1,93 @@
-"""A smaller model with the target's vocabulary drafts a chain, one pass of all its requests per token.
+"""A smaller model drafts: a chain, one pass of all its requests per token, or trees, one pass per level.
 
 Under a rule that accepts by equality (`coupled`) it draws with the target's own noise: where both models give a token
-the best chance, they draw the same one. Beside acceptance draws (`rejection`, `block`) it draws with a noise of its own
-and says from what, with the same temperature, filters, penalties and bans as the target.
+the best chance, they draw the same one. Beside acceptance draws (`rejection`, `block`) it draws a chain with a noise
+of its own and says from what, with the same temperature, filters, penalties and bans as the target. The nodes of a tree
+are the likeliest tokens, no draws, so every rule takes them as point masses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from torch import Tensor
 
 from bozza.core import NO_DRAFT, Draft, Request
-from bozza.models.runner import Model, Row
+from bozza.drafters.slots import CHUNK as CHUNK
+from bozza.drafters.slots import Slots
+from bozza.drafters.tree import Rank, Tree, grow
+from bozza.models.runner import Model
 from bozza.sampling.chance import Coins
 from bozza.sampling.processors import Place
 from bozza.sampling.sampler import Sampler
 
-CHUNK = 512  # prompt tokens per request and pass
+
+class Dialect(Protocol):
+    """How the tokens of the draft model relate to the target's. Drawn tokens are in ids of the dialect's own."""
+
+    def context(self, request: Request) -> tuple[Sequence[int], int]:
+        """A request in the draft model's tokens, and how many of these will be the same at every later call."""
+        ...
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """Logits [rows, draft vocab] over the ids that are drawn from. Those of the target's tokens are its own."""
+        ...
+
+    def spoken(self, token: int) -> int | None:
+        """The draft model's token for a drawn one; None when it has none, and can go no further."""
+        ...
+
+    def written(self, drawn: Sequence[int]) -> Sequence[int]:
+        """The target's tokens for drawn ones; the same ones where laws are to be stated."""
+        ...
+
+    def forget(self, request: Request) -> None:
+        """The request is gone."""
+        ...
+
+
+class SameTokens:
+    """`Dialect` of a draft model with the target's own ids.
+
+    Args:
+        vocab_size: least of both; a token at or above it is never proposed, however far either embedding is padded.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab = vocab_size
+
+    def context(self, request: Request) -> tuple[Sequence[int], int]:
+        """See `Dialect.context`."""
+        return request.tokens, len(request.tokens)
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """See `Dialect.spread`."""
+        return logits[:, : self._vocab]
+
+    def spoken(self, token: int) -> int | None:
+        """See `Dialect.spoken`."""
+        return token
+
+    def written(self, drawn: Sequence[int]) -> Sequence[int]:
+        """See `Dialect.written`."""
+        return drawn
+
+    def forget(self, request: Request) -> None:
+        """See `Dialect.forget`."""
 
 
 @dataclass(slots=True)
-class _State:
-    slot: int
-    fed: list[int] = field(default_factory=list)  # the tokens whose keys and values are in the slot
-    readable: bool = True  # False once the request holds a token that the draft model lacks
-    agreed: int = 0  # leading tokens of `fed` that are known to be the request's own
+class _Draft:
+    """A chain on its way."""
+
+    request: Request
+    budget: int
+    coins: Coins
+    pending: list[int]  # tokens that the draft model must read for the next one
+    drawn: list[int] = field(default_factory=list)
+    laws: list[Tensor] = field(default_factory=list)
 
 
 class ModelDrafter:
@@ -34,17 +95,30 @@ class ModelDrafter:
 
     Args:
         model: the draft model, ready to run.
-        vocab_size: the target's; a token at or above it is never proposed, however far either embedding is padded.
+        vocab_size: the target's.
         coupled: draw with the noise of the output (see `Rule.coupled`).
+        width: most children of a node, and nodes that get children at one level; 1 drafts a chain.
+        dialect: for a draft model with other tokens than the target's.
     """
 
-    def __init__(self, model: Model, vocab_size: int, name: str = "model", *, coupled: bool = True) -> None:
+    def __init__(
+        self,
+        model: Model,
+        vocab_size: int,
+        name: str = "model",
+        *,
+        coupled: bool = True,
+        width: int = 1,
+        dialect: Dialect | None = None,
+    ) -> None:
         self.name = name
         self._coupled = coupled
         self._sampler = Sampler(in_turn=False)
+        self._rank = Rank(coupled)
+        self._width = width
         self._model = model
-        self._vocab = min(vocab_size, model.vocab_size)
-        self._states: dict[int, _State] = {}
+        self._slots = Slots(model)
+        self._dialect: Dialect = dialect or SameTokens(min(vocab_size, model.vocab_size))
 
     def start(self, request: Request) -> None:
         """See `Drafter.start`; a slot is taken at the first draft."""
@@ -57,76 +131,73 @@ class ModelDrafter:
 
         That is one which has outgrown its context, or holds a token that only the target has.
         """
-        room = [
-            min(budget, self._model.context_length - len(request.tokens) + 1)
-            for request, budget in zip(requests, budgets, strict=True)
-        ]
-        able = [pair for pair in zip(requests, room, strict=True) if pair[1] > 0 and self._reads(pair[0])]
-        drafted = self._draw_chains(able)
-        return [drafted.get(request.id, NO_DRAFT) for request in requests]
+        begun = [self._begin(request, budget) for request, budget in zip(requests, budgets, strict=True)]
+        able = [draft for draft in begun if draft is not None]
+        self._slots.read_prompts({draft.request.id: draft.pending for draft in able})
+        drafts = self._draw_chains(able) if self._width == 1 else self._grow_trees(able)
+        return [drafts.get(request.id, NO_DRAFT) for request in requests]
 
     def stop(self, request: Request) -> None:
         """See `Drafter.stop`."""
-        if state := self._states.pop(request.id, None):
-            self._model.free(state.slot)
+        self._slots.free(request.id)
+        self._dialect.forget(request)
 
-    def _draw_chains(self, able: Sequence[tuple[Request, int]]) -> dict[int, Draft]:
-        chains: dict[int, list[int]] = {request.id: [] for request, _ in able}
-        laws: dict[int, list[Tensor]] = {request.id: [] for request, _ in able}
-        coins = {request.id: Coins(request, f"draft {self.name}") for request, _ in able}
-        pending = {request.id: self._unread(request) for request, _ in able}
-        self._read_prompts(pending)
-        for depth in range(max((budget for _, budget in able), default=0)):
+    def _begin(self, request: Request, budget: int) -> _Draft | None:
+        context, settled = self._dialect.context(request)
+        budget = min(budget, self._model.context_length - len(context) + 1)
+        unread = self._slots.unread(request.id, context, settled) if context and budget > 0 else None
+        return None if unread is None else _Draft(request, budget, Coins(request, f"draft {self.name}"), unread)
+
+    def _draw_chains(self, drafts: Sequence[_Draft]) -> dict[int, Draft]:
+        for depth in range(max((draft.budget for draft in drafts), default=0)):
             # A law of nothing but NaN gives no token, and its chain ends there.
-            active = [request for request, budget in able if budget > depth and len(chains[request.id]) == depth]
+            active = [draft for draft in drafts if draft.budget > depth and len(draft.drawn) == depth]
             if not active:
                 break
-            logits = self._read(active, [pending[request.id] for request in active])
-            places = [Place(request, tuple(chains[request.id])) for request in active]
+            logits = self._read(active)
+            places = [Place(draft.request, tuple(self._dialect.written(draft.drawn))) for draft in active]
             if self._coupled:
-                tokens = self._sampler.draw(logits, places)
-                for request, token in zip(active, tokens, strict=True):
-                    chains[request.id].append(token)
+                for draft, token in zip(active, self._sampler.draw(logits, places), strict=True):
+                    self._take(draft, token)
             else:
-                for request, law in zip(active, self._sampler.laws(logits, places), strict=True):
+                for draft, law in zip(active, self._sampler.laws(logits, places), strict=True):
                     if bool(law.sum() > 0.0):
-                        laws[request.id].append(law)
-                        chains[request.id].append(coins[request.id].pick(law))
-            for request in active:
-                pending[request.id] = chains[request.id][-1:]
-        return {id_: Draft.chain(tokens, self.name, laws[id_]) for id_, tokens in chains.items()}
+                        self._take(draft, draft.coins.pick(law), law)
+        return {draft.request.id: self._chain(draft) for draft in drafts}
 
-    def _reads(self, request: Request) -> bool:
-        """Whether the draft model has all of the request's tokens."""
-        state = self._states.get(request.id)
-        if state is None:
-            state = self._states[request.id] = _State(self._model.alloc())
-        state.readable = state.readable and max(request.tokens[state.agreed :], default=0) < self._model.vocab_size
-        return state.readable
+    def _take(self, draft: _Draft, token: int, law: Tensor | None = None) -> None:
+        """Lengthen a chain, unless the draft model has no such token: then it ends, as a shorter guess."""
+        spoken = self._dialect.spoken(token)
+        if spoken is None:
+            return
+        draft.drawn.append(token)
+        draft.pending = [spoken]
+        if law is not None:
+            draft.laws.append(law)
 
-    def _unread(self, request: Request) -> list[int]:
-        """Roll the request's slot back to what was committed, and return the tokens that it lacks: at least one."""
-        state = self._states[request.id]
-        tokens, fed = request.tokens, state.fed
-        end = min(len(fed), len(tokens) - 1)
-        while state.agreed < end and fed[state.agreed] == tokens[state.agreed]:
-            state.agreed += 1
-        self._model.truncate(state.slot, state.agreed)
-        del fed[state.agreed :]
-        return tokens[state.agreed :]
+    def _chain(self, draft: _Draft) -> Draft:
+        return Draft.chain(self._dialect.written(draft.drawn)[: draft.budget], self.name, draft.laws)
 
-    def _read_prompts(self, pending: dict[int, list[int]]) -> None:
-        """Shorten each list of unread tokens to one chunk, the whole batch at once."""
-        while long := [id_ for id_, tokens in pending.items() if len(tokens) > CHUNK]:
-            self._model.forward([Row(self._states[id_].slot, pending[id_][:CHUNK], wanted=0) for id_ in long])
-            for id_ in long:
-                self._states[id_].fed += pending[id_][:CHUNK]
-                pending[id_] = pending[id_][CHUNK:]
+    def _read(self, drafts: Sequence[_Draft]) -> Tensor:
+        """Feed what is pending; logits of the next tokens [drafts, ids of the dialect]."""
+        return self._dialect.spread(self._slots.read({draft.request.id: draft.pending for draft in drafts}))
 
-    def _read(self, requests: Sequence[Request], unread: Sequence[list[int]]) -> Tensor:
-        """Feed each request's unread tokens; logits of the next one [requests, vocab]."""
-        rows = [Row(self._states[request.id].slot, tokens) for request, tokens in zip(requests, unread, strict=True)]
-        logits = self._model.forward(rows).logits[:, : self._vocab]
-        for request, tokens in zip(requests, unread, strict=True):
-            self._states[request.id].fed += tokens
-        return logits
+    def _grow_trees(self, drafts: Sequence[_Draft]) -> dict[int, Draft]:
+        if not drafts:
+            return {}
+        trees = [Tree(draft.request, draft.budget) for draft in drafts]
+        grow(trees, self._read(drafts), self._expand, self._rank, self._width)
+        for tree in trees:
+            self._slots.roll_back(tree.request.id)
+        return {tree.request.id: tree.draft(self.name) for tree in trees}
+
+    def _expand(self, asked: Sequence[tuple[Tree, Draft, int]]) -> Tensor:
+        """See `bozza.drafters.tree.Expand`."""
+        spoken = [
+            (tree.request.id, replace(draft, tokens=self._speak(draft.tokens)), fed) for tree, draft, fed in asked
+        ]
+        return self._dialect.spread(self._slots.expand(spoken))
+
+    def _speak(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Tokens of a tree: all of them are likely, and what the draft model has not is not likely at all."""
+        return tuple(spoken for token in tokens if (spoken := self._dialect.spoken(token)) is not None)

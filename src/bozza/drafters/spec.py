@@ -19,7 +19,7 @@ OPTIONS = {
     "suffix": ("k",),
     "recycling": ("k",),
     "ngram": ("k", "min", "max"),
-    "model": ("k",),
+    "model": ("k", "width"),
     "eagle": ("k", "width"),
 }
 NAMED = ("model", "eagle")  # these take a name or folder; an eagle without one is the head that comes with the package

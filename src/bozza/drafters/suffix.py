@@ -13,11 +13,12 @@ import heapq
 from collections.abc import Iterable, Sequence
 
 from bozza.core import NO_DRAFT, Draft, Request
-from bozza.drafters.chains import LONGEST, Chains, Occurrence, Tokens, before
+from bozza.drafters.chains import LONGEST, RECENT, Chains, Occurrence, Tokens, before
 from bozza.drafters.history import SharedHistory
 
 REACH = 2  # drafted depth per matched token
 LEAST = 0.1  # a node that gets less of the votes is not worth checking
+HALF = RECENT // 2  # voters from each side where own text and history agree equally long
 MOST_HEADS = 1 << 16  # of an index, so that a limit nobody will reach costs little
 
 
@@ -90,11 +91,10 @@ def _tree(matches: Sequence[int], ahead: Sequence[Sequence[int]], nodes: int, dr
     tokens: list[int] = []
     parents: list[int] = []
     confidences: list[float] = []
-    # -confidence, order, parent, token, and who voted for it, with what share and longest match
-    waiting: list[tuple[float, int, int, int, Sequence[int], float, int]] = []
+    # -confidence, order, parent, depth, token, and who voted for it, with what share and longest match
+    waiting: list[tuple[float, int, int, int, int, Sequence[int], float, int]] = []
     voters: Sequence[int] = range(len(ahead))
-    node, depth, order, share, longest = -1, 0, 0, 1.0, max(matches)
-    depths: list[int] = []
+    depth, order, share, longest = 0, 0, 1.0, max(matches)
     while len(tokens) < nodes:
         for token, agreeing in _says(ahead, depth, voters):
             value, match = share, longest
@@ -103,16 +103,14 @@ def _tree(matches: Sequence[int], ahead: Sequence[Sequence[int]], nodes: int, dr
                 match = max([matches[voter] for voter in agreeing])
             if value >= LEAST:
                 order += 1
-                heapq.heappush(waiting, (-value * trust(match, depth + 1), order, node, token, agreeing, value, match))
+                sure = value * trust(match, depth + 1)
+                heapq.heappush(waiting, (-sure, order, len(tokens) - 1, depth + 1, token, agreeing, value, match))
         if not waiting:
             break
-        sure, _, parent, token, voters, share, longest = heapq.heappop(waiting)
-        node = len(tokens)
+        sure, _, parent, depth, token, voters, share, longest = heapq.heappop(waiting)
         tokens.append(token)
         parents.append(parent)
         confidences.append(-sure)
-        depth = depths[parent] + 1 if parent >= 0 else 1
-        depths.append(depth)
     return Draft(tuple(tokens), tuple(parents), (drafter,) * len(tokens), confidences=tuple(confidences))
 
 
@@ -160,14 +158,18 @@ class SuffixDrafter:
             self._history.add(request.output)
 
     def _find(self, request: Request) -> list[Occurrence]:
-        """The longest matches in the request's own text and in the history; of both if they are equally long."""
+        """The longest matches in the request's own text and in the history; the latest of both if equally long."""
         own = self._indices[request.id].find(request.tokens)
         if self._history is None:
             return own
-        longest = max((occurrence.match for occurrence in own), default=1)
+        longest = max([occurrence.match for occurrence in own], default=1)
         shared = self._history.find(request.tokens, longest)
-        best = max((occurrence.match for occurrence in shared), default=0)
+        best = max([occurrence.match for occurrence in shared], default=0)
         if best < longest:
             return own
+        if own and best == longest:
+            own, shared = own[:HALF], shared[:HALF]
+        else:
+            own = []
         self._history.use(shared)
-        return [*own, *shared] if own and best == longest else shared
+        return own + shared

@@ -52,8 +52,8 @@ class Tree:
         return sorted(able, key=lambda node: -self.values[node])[: self.budget]
 
     def promising(self, width: int) -> list[int]:
-        """Nodes of the deepest level to be given children."""
-        standing = set(self.best())
+        """Nodes of the deepest level to be given children, which must have room in the budget below their path."""
+        standing = {node for node in self.best() if len(self.paths[node]) < self.budget}
         return sorted((node for node in self.level if node in standing), key=lambda node: -self.values[node])[:width]
 
     def feed(self, nodes: Sequence[int]) -> Draft:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -210,6 +210,17 @@ class How(NamedTuple):
     sinks: Tensor | None = None
 
 
+PLAIN = How()
+
+
+class Attends(Protocol):
+    """What the layers of a model attend through."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
+        """See `Pass.attend`."""
+        ...
+
+
 def _calls(spans: Sequence[Span]) -> Iterator[tuple[int, list[Segment]]]:
     """The segments of each attention call and how many keys it works through."""
     whole = [Segment(span, 0, span.count) for span in spans]
@@ -286,7 +297,7 @@ def _attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
     return (weights @ value.float()).to(query.dtype)
 
 
-_current: ContextVar[Pass] = ContextVar("bozza_pass")
+_current: ContextVar[Attends] = ContextVar("bozza_pass")
 
 
 def _ragged_attention(
@@ -323,7 +334,7 @@ AttentionInterface.register(IMPLEMENTATION, _ragged_attention)
 
 
 @contextmanager
-def attending(configs: Sequence[Any], ragged: Pass) -> Iterator[None]:
+def attending(configs: Sequence[Any], ragged: Attends) -> Iterator[None]:
     """Within, models with these configurations attend as `ragged` says; afterwards they are as they were before."""
     before = [config._attn_implementation for config in configs]
     for config in configs:

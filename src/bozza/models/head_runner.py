@@ -1,17 +1,71 @@
-"""Runs an EAGLE head over rows of many requests in one pass, with keys and values in slots like a model's."""
+"""Runs a trained head over rows of many requests in one pass, with keys and values in slots like a model's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bozza.models.attention import How, Pass, Span
-from bozza.models.eagle import EagleHead
+from bozza.models.attention import PLAIN, How, Pass, Span
 from bozza.models.kvstore import KVStore
 from bozza.models.runner import Row, lay_out
+
+
+class AttendHow(Protocol):
+    """Attention over all slots that each token of a pass sees.
+
+    Query [heads, tokens, size], key and value [kv heads, tokens, size] -> [tokens, heads, size].
+    """
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How = PLAIN) -> Tensor:
+        """See `bozza.models.attention.Pass.attend`."""
+        ...
+
+
+class Reads(Protocol):
+    """The shape of a head."""
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        """The target's hidden states that it reads: i is the input of layer i."""
+        ...
+
+
+class Head(Protocol):
+    """Guesses at a slot the token after next, from what the target made of its token and from the next token.
+
+    A call takes `ids` [tokens], the token after each slot, `hidden` [tokens, size], fused features or what stands in
+    for them, `positions` [tokens], and `attend`, and gives [tokens, size].
+    """
+
+    @property
+    def shape(self) -> Reads:
+        """What it is made of."""
+        ...
+
+    @property
+    def targets(self) -> Tensor | None:
+        """int64 [draft vocab], the target's id of each token of the logits; None when they are the same."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """All of one device; the first one has the dtype of the head's input."""
+        ...
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Features [tokens, layers * target size], as a call takes them."""
+        ...
+
+    def __call__(self, ids: Tensor, hidden: Tensor, positions: Tensor, attend: AttendHow) -> Any:
+        """See above."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[tokens, draft vocab] of the results of calls."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +83,10 @@ class HeadRunner:
         head: in evaluation mode, in the dtype that it is to run in.
     """
 
-    def __init__(self, head: EagleHead) -> None:
+    def __init__(self, head: Head) -> None:
         self.head = head
-        self._device = head.fc.weight.device
+        self._like = next(head.parameters())
+        self._device = self._like.device
         self._store = KVStore(self._device)
 
     @torch.inference_mode()
@@ -49,12 +104,16 @@ class HeadRunner:
 
     @torch.inference_mode()
     def fuse(self, features: Tensor) -> Tensor:
-        """See `EagleHead.fuse`."""
-        return self.head.fuse(features.to(self.head.fc.weight))
+        """See `Head.fuse`."""
+        return self.head.fuse(features.to(self._like))
 
     @torch.inference_mode()
-    def forward(self, rows: Sequence[HeadRow]) -> tuple[Tensor, Tensor]:
+    def forward(self, rows: Sequence[HeadRow], *, guess: bool = True) -> tuple[Tensor, Tensor]:
         """One pass over all rows; afterwards each slot holds the row's tokens.
+
+        Args:
+            rows: the rows.
+            guess: whether any logits are wanted.
 
         Returns:
             Outputs [tokens, size], and logits [wanted, draft vocab] float32 as a model would give them.
@@ -64,15 +123,17 @@ class HeadRunner:
         wanted: list[int] = []
         for row in (each.row for each in rows):
             span = lay_out(self._store, row, len(ids))
-            wanted += range(span.first + span.count - row.outputs, span.first + span.count)
+            if guess:
+                wanted += range(span.first + span.count - row.outputs, span.first + span.count)
             spans.append(span)
             ids += [*row.tokens, *row.draft.tokens[span.fed :]]
         ragged = Pass(self._store, spans, self._device, equal_bits=False)
         positions = torch.tensor([p for span in spans for p in span.positions[span.fed :]], device=self._device)
-        hidden = self.head(
-            torch.tensor(ids, device=self._device),
-            torch.cat([each.hidden for each in rows]),
-            positions,
-            lambda layer, query, key, value: ragged.attend(layer, query, key, value, How()),
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, how: How = PLAIN) -> Tensor:
+            return ragged.attend(layer, query, key, value, how)
+
+        hidden: Tensor = self.head(
+            torch.tensor(ids, device=self._device), torch.cat([each.hidden for each in rows]), positions, attend
         )
         return hidden, self.head.logits(hidden[torch.tensor(wanted, device=self._device, dtype=torch.int64)]).float()

@@ -91,7 +91,7 @@ class RaggedRunner:
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.store = KVStore(self.device)
-        self._configs = _configs_of(model)
+        self._configs = configs_of(model)
         # In 16 bits on a CPU, equal bits for every shape of pass cost little, and a single row is all that must not be.
         # In float32 products are equal from row to row only if rows come in eights, which plain decoding pays for.
         self._equal_bits = self.device.type == "cpu" and (self.dtype.itemsize == 2 or invariant)
