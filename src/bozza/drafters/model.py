@@ -199,5 +199,5 @@ class ModelDrafter:
         return self._dialect.spread(self._slots.expand(spoken))
 
     def _speak(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Tokens of a tree: all of them are likely, and what the draft model has not is not likely at all."""
-        return tuple(spoken for token in tokens if (spoken := self._dialect.spoken(token)) is not None)
+        """Tokens of a tree. What the draft model lacks is never likely enough to be in one."""
+        return tuple(self._dialect.spoken(token) or 0 for token in tokens)

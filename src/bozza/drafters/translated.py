@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from bozza.core import Request
+from bozza.drafters.model import Dialect
 from bozza.errors import ModelError
+from bozza.models.runner import Model
 from bozza.models.translation import Transcript, Translation
-
-if TYPE_CHECKING:
-    from bozza.drafters.model import Dialect
-    from bozza.models.runner import Model
 
 LEAST_SHARE = 0.2  # of the draft model's tokens that must be the target's too, where nothing else can be drawn
 
@@ -106,18 +104,21 @@ class ThroughText(_Translated):
     def __init__(self, translation: Translation, vocab_size: int, device: torch.device) -> None:
         draft = translation.draft
         ids = {token: id_ for id_, token in translation.shared.items()}
-        own = [token for token in draft.pieces if token not in ids]
-        super().__init__(translation, ids | dict(zip(own, itertools.count(vocab_size))), vocab_size + len(own), device)  # noqa: B905
-        self._pieces = {
-            self_id: draft.pieces[token] for self_id, token in self._spoken.items() if token in draft.pieces
-        }
+        own = {token for token in draft.pieces if token not in ids}
+        ids |= {token: vocab_size + place for place, token in enumerate(sorted(own))}
+        super().__init__(translation, ids, vocab_size + len(own), device)
+        self._pieces = {id_: draft.pieces[token] for token, id_ in ids.items() if token in draft.pieces}
 
     def written(self, drawn: Sequence[int]) -> Sequence[int]:
         """See `Dialect.written`."""
         target = self._translation.target
         tokens: list[int] = []
         for is_text, run in itertools.groupby(drawn, lambda token: token in self._pieces):
-            tokens += target.encode(b"".join(self._pieces[token] for token in run)) if is_text else run
+            drawn_here = list(run)
+            if is_text:
+                tokens += target.encode(b"".join(self._pieces[token] for token in drawn_here))
+            else:
+                tokens += drawn_here
         # What the target's tokenizer cannot write comes out as a token without text, and nothing can follow it.
         good = itertools.takewhile(lambda token: token in target.pieces or token in target.specials, tokens)
         return list(good)

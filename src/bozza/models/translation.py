@@ -30,7 +30,7 @@ class Translation:
         self._specials = _same_specials(draft, target)
         pieces = {id_: draft.ids[piece] for piece, id_ in target.ids.items() if piece in draft.ids}
         self.shared = pieces | self._specials
-        self.share = len(self.shared) / max(1, len(draft.pieces) + len(draft.specials))
+        self.share = len(set(self.shared.values())) / max(1, len(draft.pieces) + len(draft.specials))
 
     def special(self, token: int) -> int | None:
         """The draft model's control token for one of the target's; None when it has none."""
@@ -59,12 +59,15 @@ class Transcript:
         self._translation = translation
         self._settled: list[int] = []
         self._done = 0  # tokens of the request that the settled ones stand for
+        self._begun = False
 
     def follow(self, tokens: Sequence[int]) -> tuple[list[int], int]:
         """The request's tokens in the draft model's, and how many of these will never change."""
-        if not self._done:
+        if not self._begun:
             self._open(tokens)
-        data, ends = bytearray(), []  # the text since the last control token; where in it each token ends
+            self._begun = True
+        data = bytearray()  # the text since the last control token
+        ends: list[int] = []  # where in it each token ends
         for place in range(self._done, len(tokens)):
             token = tokens[place]
             if token in self._translation.target.specials:
@@ -119,6 +122,7 @@ def _safe(data: bytearray, ends: Sequence[int]) -> int:
         return 0
     # Text without spaces: any place between characters will do, its tokens are at worst unusual.
     for count in range(len(ends) - LEFT, 0, -1):
-        if data[ends[count - 1]] & 0xC0 != 0x80:
+        follows = data[ends[count - 1] : ends[count - 1] + 1]
+        if follows and follows[0] & 0xC0 != 0x80:
             return count
     return 0

@@ -82,12 +82,14 @@ def read_vocabulary(tokenizer: Any, size: int) -> Vocabulary:
     pieces |= {i: t["content"].encode() for i, t in added.items() if not t["special"] and i < size}
     specials = {i: t["content"] for i, t in added.items() if t["special"] and i < size}
     encoder, spaced = _plain_encoder(description)
-    roles = {role: getattr(tokenizer, f"{role}_token_id", None) for role in ("eos", "bos")}
+    roles = {
+        role: int(id_) for role in ("eos", "bos") if (id_ := getattr(tokenizer, f"{role}_token_id", None)) in specials
+    }
     return Vocabulary(
         pieces,
         specials,
         _ids_of(pieces, dict(known)),
-        {role: id_ for role, id_ in roles.items() if id_ in specials},
+        roles,
         _opening(tokenizer),
         spaced,
         encoder,
