@@ -201,6 +201,19 @@ def test_report_61_63_one_seed_one_text(target, folders, sampled, draft, batch):
     assert decode(llm, batch, PROMPTS, SAMPLED) == sampled
 
 
+ONE_OF_EACH = {text.partition(":")[0]: text for draft in DRAFTS.values() for text in draft or ()}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("pair", itertools.combinations(sorted(ONE_OF_EACH), 2), ids="+".join)
+def test_every_pair_of_drafters_merged(target, folders, greedy, sampled, pair, rule):
+    llm = LLM(target, draft=[ONE_OF_EACH[kind].format_map(folders) for kind in pair], rule=rule, max_batch=8)
+    outputs = decode(llm, "8", PROMPTS[:6], [SamplingParams(max_tokens=40)] * 6)
+    assert outputs == greedy[:6]
+    if RULES[rule].coupled:
+        assert decode(llm, "8", PROMPTS[:6], SAMPLED[:6]) == sampled[:6]
+
+
 def distance(llm: LLM, batch: str) -> tuple[float, float]:
     """How far sampled tokens are from the target's law, and how far they may be once in a million runs."""
     prompts = PROMPTS * (1 if batch == "1" else 3)

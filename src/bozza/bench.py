@@ -354,6 +354,7 @@ def environment(llm: LLM) -> dict[str, Any]:
         "policy": llm.policy,
         "rule": llm.rule,
         "invariant": llm.invariant,
+        "shared_history": llm.shared_history is not None,
         "draft": list(llm.draft),
     }
 

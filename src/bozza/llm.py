@@ -13,6 +13,7 @@ import torch
 
 from bozza.core import FinishReason, Request, RequestStats, StepStats, TokenLogprob
 from bozza.drafters.factory import Factory
+from bozza.drafters.history import check_sharing, open_sharing
 from bozza.drafters.spec import DraftSpec, check_drafting
 from bozza.engine import Engine
 from bozza.engine.scheduler import check_limits
@@ -20,6 +21,7 @@ from bozza.errors import ConfigError, ModelError, PromptError
 from bozza.exactness import Difference, first_difference
 from bozza.intake import Intake, Message, sample_seed
 from bozza.leader import Fixed, Leader, Off
+from bozza.models.identity import identity
 from bozza.models.loading import Loaded, end_ids, load
 from bozza.models.probe import load_runner
 from bozza.params import SamplingParams
@@ -74,6 +76,9 @@ class LLM:
         invariant: results must not depend on the shape of a pass, to the last bit, in float32 too (see
             docs/design.md). Drafts are then chains, and the machine is tried out when the model is loaded. Under the
             rules with coins sampled text still depends on what was drafted.
+        shared_history: drafter "suffix" also copies from earlier outputs of other requests: True for as long as this LLM
+            and its twins live, a path to keep them in this file. Off by default, since it can leak what others wrote
+            (docs/design.md, "Shared history").
         max_batch: most requests in one pass; more wait.
         token_budget: most tokens in one pass; longer prompts are read in chunks.
         fresh_seed: where the seeds of unseeded requests come from.
@@ -94,12 +99,14 @@ class LLM:
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         invariant: bool = False,
+        shared_history: bool | str | Path = False,
         max_batch: int = 32,
         token_budget: int = 512,
         fresh_seed: Callable[[], int] = lambda: secrets.randbits(63),
     ) -> None:
         specs = check_drafting(draft, policy, rule)
         check_limits(max_batch, token_budget)
+        check_sharing(shared_history, specs)
         loaded = _load_target(model, tokenizer, dtype, device)
         self.tokenizer = loaded.tokenizer
         self.model_path = loaded.path
@@ -109,7 +116,9 @@ class LLM:
         self._intake = Intake(loaded.tokenizer, self.runner.vocab_size, end_ids(loaded.model))
         self._fresh_seed = fresh_seed
         self._max_batch, self._token_budget = max_batch, token_budget
-        self._factory = Factory(loaded, self.runner.vocab_size)
+        vocab_size = self.runner.vocab_size
+        self.shared_history = open_sharing(shared_history, lambda: identity(loaded, vocab_size))
+        self._factory = Factory(loaded, vocab_size, self.shared_history)
         self._factory.load(specs)
         self._set_policy(specs, policy, rule)
 

@@ -57,6 +57,8 @@ def bench(
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     invariant: o.Invariant = False,
+    shared_history: o.SharedHistory = False,
+    history_file: o.HistoryFile = None,
     batch: o.Batch = 1,
     limit: Annotated[int | None, typer.Option("--limit", help="Most prompts of each workload.", min=1)] = None,
     repeat: Annotated[int, typer.Option("--repeat", help="How often to run everything.", min=1)] = 1,
@@ -82,7 +84,8 @@ def bench(
         _check_writable(file)
     if not prompts.is_file():
         raise ConfigError(f"--prompts {prompts}: there is no such file")
-    llm = o.load_llm(model, draft, policy, dtype, device, batch, rule, invariant=invariant)
+    history = history_file or shared_history
+    llm = o.load_llm(model, draft, policy, dtype, device, batch, rule, invariant=invariant, history=history)
     from bozza.bench import load_cases, run_bench, runs_needed
 
     cases = load_cases(prompts, llm, limit)

@@ -33,6 +33,8 @@ def chat(
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     invariant: o.Invariant = False,
+    shared_history: o.SharedHistory = False,
+    history_file: o.HistoryFile = None,
     as_json: o.Json = False,
 ) -> None:
     """Talk to a model in its own chat template. An empty line or Ctrl-D ends the conversation."""
@@ -42,7 +44,8 @@ def chat(
         raise ConfigError(f"a conversation goes on from one answer, n is {params.n}: drop --set n")
     if as_json and message is None:
         raise ConfigError("--json answers one message: give it as an argument")
-    llm = o.load_llm(model, draft, policy, dtype, device, rule=rule, invariant=invariant)
+    history = history_file or shared_history
+    llm = o.load_llm(model, draft, policy, dtype, device, rule=rule, invariant=invariant, history=history)
     messages = [{"role": "system", "content": system}] if system else []
     if message is not None:
         messages.append({"role": "user", "content": message})

@@ -37,6 +37,8 @@ def generate(
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     invariant: o.Invariant = False,
+    shared_history: o.SharedHistory = False,
+    history_file: o.HistoryFile = None,
     batch: o.Batch = 32,
     as_json: o.Json = False,
 ) -> None:
@@ -46,7 +48,8 @@ def generate(
     if not as_json and (params.logprobs is not None or params.prompt_logprobs is not None):
         raise ConfigError("log-probabilities are only in the JSON document: add --json")
     texts = prompts or [_standard_input()]
-    llm = o.load_llm(model, draft, policy, dtype, device, batch, rule, invariant=invariant)
+    history = history_file or shared_history
+    llm = o.load_llm(model, draft, policy, dtype, device, batch, rule, invariant=invariant, history=history)
     if as_json:
         show.print_json({"outputs": [_document(text, output) for text, output in _decode_all(llm, texts, params)]})
     elif len(texts) == 1 and params.n == 1:

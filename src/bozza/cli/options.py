@@ -55,6 +55,13 @@ Invariant = Annotated[
     bool,
     typer.Option("--invariant", help="No batch and no draft changes a bit: bfloat16, float32 on a CPU."),
 ]
+SharedHistory = Annotated[
+    bool,
+    typer.Option("--shared-history", help="Drafter suffix also copies from other outputs. Can leak what they say."),
+]
+HistoryFile = Annotated[
+    Path | None, typer.Option("--history-file", help="Keep the shared history in this file; implies it.")
+]
 Batch = Annotated[int, typer.Option("--batch", "-b", help="Most prompts in one pass.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 
@@ -134,11 +141,13 @@ def load_llm(
     batch: int = 1,
     rule: str = "coupled",
     invariant: bool = False,
+    history: bool | Path = False,
 ) -> Any:
     """The LLM that the flags describe. Wrong flags fail before torch is imported and a model is read."""
+    from bozza.drafters.history import check_sharing
     from bozza.drafters.spec import check_drafting
 
-    check_drafting(draft, policy, rule)
+    check_sharing(history, check_drafting(draft, policy, rule))
     if batch < 1:
         raise ConfigError(f"--batch {batch}: use at least 1")
     with err.status(f"loading {model}"):
@@ -151,6 +160,7 @@ def load_llm(
             policy=policy,
             rule=rule,
             invariant=invariant,
+            shared_history=history,
             dtype=dtype,
             device=device,
             max_batch=batch,

@@ -9,6 +9,7 @@ from typing import Any
 from bozza.drafters.base import Drafter
 from bozza.drafters.eagle import EagleDrafter
 from bozza.drafters.grammar import GrammarDrafter
+from bozza.drafters.history import SharedHistory
 from bozza.drafters.model import ModelDrafter
 from bozza.drafters.ngram import NgramDrafter
 from bozza.drafters.prediction import PredictionDrafter
@@ -27,7 +28,6 @@ from bozza.models.vocabulary import vocabularies
 FREE: dict[str, Callable[[str], Drafter]] = {
     "grammar": GrammarDrafter,
     "prediction": PredictionDrafter,
-    "suffix": SuffixDrafter,
 }
 
 
@@ -37,11 +37,13 @@ class Factory:
     Args:
         target: the loaded target.
         vocab_size: of its logits.
+        history: that all `suffix` drafters share, if any.
     """
 
-    def __init__(self, target: Loaded, vocab_size: int) -> None:
+    def __init__(self, target: Loaded, vocab_size: int, history: SharedHistory | None = None) -> None:
         self._target = target
         self._vocab_size = vocab_size
+        self._history = history
         self._loaded: dict[tuple[str, str | None], Any] = {}
 
     def load(self, specs: Sequence[DraftSpec]) -> None:
@@ -71,6 +73,8 @@ class Factory:
     def _make(self, spec: DraftSpec, name: str, coupled: bool) -> Drafter:
         if spec.kind in FREE:
             return FREE[spec.kind](name)
+        if spec.kind == "suffix":
+            return SuffixDrafter(name, self._history)
         if spec.kind == "ngram":
             return NgramDrafter(**{f"{size}_n": n for size, n in spec.options.items()}, name=name)
         if spec.kind == "recycling":

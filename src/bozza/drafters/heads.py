@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -139,8 +140,8 @@ class _Growing:
                 break
             results, logits = runner.forward(rows, guess=head == 0)
             if head == 0:
-                guesses = list(logits.split(1))
-            for index, result in zip(active, results.split([len(row.hidden) for row in rows]), strict=True):
+                guesses = [logits[index : index + 1] for index in range(len(rows))]
+            for index, result in zip(active, _split(results, rows), strict=True):
                 before = outputs[index][head]
                 outputs[index][head] = result[-1:]
                 inputs[index] = result[:-1] if before is None else torch.cat([before, result[:-1]])
@@ -163,7 +164,13 @@ class _Growing:
                 rows.append(HeadRow(Row(self._states[tree.request.id].slots[head], (), draft, fed=fed), hidden))
             results, logits = self._runners[head].forward(rows, guess=not guesses)
             guesses = guesses or [logits]
-            for (tree, _, _), new in zip(asked, results.split([len(row.hidden) for row in rows]), strict=True):
+            for (tree, _, _), new in zip(asked, _split(results, rows), strict=True):
                 known = self._outputs[tree.request.id]
                 known[head] = torch.cat([known[head], new])
         return guesses[0]
+
+
+def _split(results: Tensor, rows: Sequence[HeadRow]) -> list[Tensor]:
+    """The results of each row."""
+    ends = list(accumulate(len(row.hidden) for row in rows))
+    return [results[end - len(row.hidden) : end] for row, end in zip(rows, ends, strict=True)]

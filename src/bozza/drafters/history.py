@@ -24,6 +24,7 @@ from typing import TypeAlias
 
 from bozza.drafters.chains import LONGEST, Chains, Occurrence, Tokens, before
 from bozza.drafters.history_file import check_file, read, write
+from bozza.drafters.spec import DraftSpec
 from bozza.errors import ConfigError
 
 MAX_TOKENS = 1 << 18
@@ -43,9 +44,9 @@ class _Entry:
 class SharedHistory:
     """Outputs that any request may copy from.
 
-    Memory: at most 72 bytes per token of `max_tokens` if that is a power of two: 4 for the token, 64 for the index (see
-    `Chains`), the rest for administration; 16 more otherwise, at most. It is taken as the history fills, except for
-    16 bytes per token that are taken at once.
+    Memory: 60 to 76 bytes per token of `max_tokens` when it is full, 60 if that is a power of two: 4 for the token, 48 to
+    64 for the index (see `Chains`), of which 16 to 32 are taken at once, and the rest to find the way back from it.
+    Each output adds about 500 bytes.
 
     Args:
         max_tokens: most tokens kept. An output takes a multiple of 16; of a longer one than fits, the end is kept.
@@ -73,7 +74,7 @@ class SharedHistory:
         self._free: list[int] = []
         self._saver: _Saver | None = None
         if file is not None:
-            path = Path(file).expanduser().resolve()
+            path = _resolved(file)
             check_file(path)
             for tokens in read(path, identity):
                 self.add(tokens)
@@ -156,6 +157,35 @@ class SharedHistory:
 
 def _place(entry: _Entry, end: int) -> int:
     return entry.blocks[end // BLOCK] * BLOCK + end % BLOCK
+
+
+def check_sharing(shared: bool | str | Path, specs: Sequence[DraftSpec]) -> None:
+    """Refuse a shared history (True, or a file for it) that makes no sense, before a model is loaded.
+
+    Raises:
+        ConfigError: no drafter would use it, or the file cannot be used.
+    """
+    if not isinstance(shared, (bool, str, Path)) or shared == "":
+        raise ConfigError(f"shared_history={shared!r}: use True, False, or the name of a file")
+    if shared is not False and all(spec.kind != "suffix" for spec in specs):
+        raise ConfigError("only drafter 'suffix' uses a shared history: add it to the drafters, or do without")
+    if not isinstance(shared, bool):
+        check_file(_resolved(shared))
+
+
+def open_sharing(shared: bool | str | Path, identity: Callable[[], str]) -> SharedHistory | None:
+    """The history that was asked for, if any; `identity` is only asked when there is a file.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+    if isinstance(shared, bool):
+        return SharedHistory() if shared else None
+    return SharedHistory(file=shared, identity=identity())
+
+
+def _resolved(file: str | Path) -> Path:
+    return Path(file).expanduser().resolve()  # what a link points to is replaced, not the link
 
 
 class _Saver:

@@ -9,7 +9,7 @@ from bozza.drafters.ngram import MAX_N, MIN_N, check_sizes
 from bozza.errors import ConfigError
 
 MAX_TOKENS = 64  # most tokens that one drafter may be asked for at once
-DEFAULT_TOKENS = {"grammar": 8, "prediction": 16, "ngram": 8, "suffix": 12, "recycling": 24, "model": 4, "eagle": 24}
+DEFAULT_TOKENS = {"grammar": 8, "prediction": 16, "ngram": 8, "suffix": 12, "recycling": 24, "model": 4, "eagle": 24, "mtp": 4}
 POLICIES = ("off", "fixed")
 RULES = ("coupled", "rejection", "block")
 DEFAULT_DRAFT = ("grammar", "prediction", "ngram")
@@ -21,6 +21,7 @@ OPTIONS = {
     "ngram": ("k", "min", "max"),
     "model": ("k", "width"),
     "eagle": ("k", "width"),
+    "mtp": ("k", "width"),
 }
 NAMED = ("model", "eagle")  # these take a name or folder; an eagle without one is the head that comes with the package
 MAX_WIDTH = 16

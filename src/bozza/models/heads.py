@@ -158,7 +158,7 @@ def save_head(head: EagleHead, folder: Path, target_name: str, *, own_rows: bool
         "norm_before_residual": shape.norm_before_residual,
         "target_hidden_size": shape.target_size,
         "eagle_aux_hidden_state_layer_ids": list(shape.features),
-        "transformer_layer_config": {"model_type": "llama", **_layer_config(shape.layer)},
+        "transformer_layer_config": {"model_type": "llama", **layer_config(shape.layer)},
         "speculators_config": {
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
@@ -169,7 +169,8 @@ def save_head(head: EagleHead, folder: Path, target_name: str, *, own_rows: bool
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 
-def _layer_config(config: LlamaConfig) -> dict[str, Any]:
+def layer_config(config: LlamaConfig) -> dict[str, Any]:
+    """What of a layer's configuration is written beside a head."""
     keys = sorted({*LAYER_KEYS, "num_hidden_layers"})
     return {key: value for key, value in config.to_dict().items() if key in keys and value is not None}
 

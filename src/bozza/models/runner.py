@@ -173,7 +173,7 @@ def lay_out(store: KVStore, row: Row, first: int) -> Span:
     return Span(row.slot, start, first, count, chain, row.draft.parents, tuple(row.draft.depths()), fed)
 
 
-def _configs_of(model: Any) -> list[Any]:
+def configs_of(model: Any) -> list[Any]:
     """Every configuration object that a part of the model reads, once each."""
     unique = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
     return [config for config in unique.values() if hasattr(config, "_attn_implementation")]
