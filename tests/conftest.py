@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from bozza.models import catalog
 from bozza.models.heads import save_head
+from bozza.models.mtp_files import save_mtp
+from mtp_checkpoints import tiny_modules
 from tiny import shallower, tiny, tiny_head
 
 
@@ -25,9 +28,23 @@ def target() -> Any:
 @pytest.fixture(scope="session")
 def byte_tokenizer() -> Any:
     """One token per byte, so that characters of several bytes are split over tokens; ids 0-2 are special."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda char: (0x7F < ord(char) < 0x100, char))[:208]
-    vocab = {"<pad>": 0, "<s>": 1, "</s>": 2} | {char: i + 3 for i, char in enumerate(alphabet)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<pad>"))
+    return _byte_level(_letters()[:208])
+
+
+@pytest.fixture(scope="session")
+def foreign_tokenizer() -> Any:
+    """Other ids for most of the bytes of `byte_tokenizer`, and tokens of two bytes."""
+    letters = _letters()[180::-1]
+    return _byte_level(letters, list(zip(letters[::6], letters[3::6], strict=False))[:27])
+
+
+def _letters() -> list[str]:
+    return sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda char: (0x7F < ord(char) < 0x100, char))
+
+
+def _byte_level(letters: Sequence[str], merges: Sequence[tuple[str, str]] = ()) -> Any:
+    vocab = {token: id_ for id_, token in enumerate(["<pad>", "<s>", "</s>", *letters, *map("".join, merges)])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=list(merges), unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevel()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
@@ -36,15 +53,19 @@ def byte_tokenizer() -> Any:
 
 
 @pytest.fixture(scope="session")
-def folders(target: Any, byte_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Model folders: the target, drafters of its vocabulary, and a head for it."""
+def folders(
+    target: Any, byte_tokenizer: Any, foreign_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """Model folders: the target, drafters of its vocabulary and of another one, and heads for it."""
     root = tmp_path_factory.mktemp("models")
     made = {"target": target, "shallow": shallower(target, 2), "stranger": tiny("qwen2", seed=5)}
+    made["foreign"] = tiny("llama", seed=9)
     for name, model in made.items():
         model.save_pretrained(root / name)
-        byte_tokenizer.save_pretrained(root / name)
+        (foreign_tokenizer if name == "foreign" else byte_tokenizer).save_pretrained(root / name)
     save_head(tiny_head(target), root / "head", "tiny", own_rows=True)
-    return {name: root / name for name in (*made, "head")}
+    save_mtp(tiny_modules(target), root / "modules", "tiny")
+    return {name: root / name for name in (*made, "head", "modules")}
 
 
 @pytest.fixture(scope="session")

@@ -45,5 +45,26 @@ def test_the_head_of_a_tree_is_a_tree():
     assert len(tree.head(0)) == 0
 
 
+def test_confidences_stay_with_their_nodes():
+    tree = Draft((1, 2, 3, 4), (-1, -1, 0, 2), ("a", "a", "b", "b"), confidences=(0.9, 0.05, 0.5, 0.4))
+    assert tree.head(3).confidences == (0.9, 0.05, 0.5)
+    assert tree.head(9).confidences == tree.confidences
+    assert tree.head(0).confidences == ()
+    trunk = tree.trunk()
+    assert (trunk.tokens, trunk.confidences) == ((1, 3, 4), (0.9, 0.5, 0.4))
+    assert [tree.confidence(node) for node in range(4)] == [0.9, 0.05, 0.5, 0.4]
+
+
+def test_a_drafter_need_not_be_confident():
+    chain = Draft.chain([4, 5, 6], "x")
+    assert chain.confidences == chain.head(2).confidences == chain.trunk().confidences == ()
+    assert chain.confidence(1) is None
+
+
+def test_confidences_do_not_make_another_draft():
+    """What is drafted is the tokens; two ways to the same draft are equal however sure they are."""
+    assert Draft((1,), (-1,), ("a",), confidences=(0.3,)) == Draft((1,), (-1,), ("a",))
+
+
 def test_committed_per_pass_of_nothing_is_zero():
     assert RequestStats().committed_per_pass == 0.0

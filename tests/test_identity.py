@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from bozza import LLM, SamplingParams
 from bozza.core import Request
@@ -33,7 +34,11 @@ DRAFTS = {
     "prediction": ["prediction:k=6", "suffix:k=5"],
     "recycling": ["recycling:k=12"],
     "eagle": ["eagle:{head},k=9,width=3"],
+    "mtp": ["mtp:{modules},k=6,width=2"],
     "many": ["suffix:k=4", "recycling:k=6", "eagle:{head},k=8,width=3", "model:{shallow},k=2"],
+    "trees": ["model:{shallow},k=8,width=3"],
+    "foreign": ["model:{foreign},k=4"],
+    "foreign trees": ["model:{foreign},k=5,width=2", "ngram:k=2"],
     "two": ["model:{shallow},k=2", "model:{stranger},k=2"],
     "stranger": ["model:{stranger},k=3", "ngram:min=2,max=3,k=2"],
 }
@@ -43,6 +48,8 @@ def make(model: Any, folders: Any, name: str, **options: Any) -> LLM:
     draft = DRAFTS[name]
     if draft is None:
         return LLM(model, policy="off", **options)
+    if "foreign" in name:  # only with the target's tokenizer is it known to be one
+        options["tokenizer"] = AutoTokenizer.from_pretrained(folders["target"])
     return LLM(model, draft=[text.format_map(folders) for text in draft], **options)
 
 

@@ -84,7 +84,7 @@ def tiny(architecture: str = "llama", seed: int = 0, dtype: torch.dtype = torch.
     """A random model of an architecture, always the same for the same arguments."""
     torch.manual_seed(seed)
     known = ARCHITECTURES | WRONG_WHEN_RAGGED
-    config = AutoConfig.for_model(architecture, **(BASE | known[architecture] | options))
+    config = AutoConfig.for_model(architecture, **(BASE | known.get(architecture, {}) | options))
     return AutoModelForCausalLM.from_config(config).eval().to(dtype)
 
 

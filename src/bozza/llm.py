@@ -76,9 +76,9 @@ class LLM:
         invariant: results must not depend on the shape of a pass, to the last bit, in float32 too (see
             docs/design.md). Drafts are then chains, and the machine is tried out when the model is loaded. Under the
             rules with coins sampled text still depends on what was drafted.
-        shared_history: drafter "suffix" also copies from earlier outputs of other requests: True for as long as this LLM
-            and its twins live, a path to keep them in this file. Off by default, since it can leak what others wrote
-            (docs/design.md, "Shared history").
+        shared_history: drafter "suffix" also copies from earlier outputs of other requests: True for as long as this
+            LLM and its twins live, a path to keep them in this file. Off by default, since it can leak what others
+            wrote (docs/design.md, "Shared history").
         max_batch: most requests in one pass; more wait.
         token_budget: most tokens in one pass; longer prompts are read in chunks.
         fresh_seed: where the seeds of unseeded requests come from.

@@ -1,5 +1,6 @@
 """The command line, as a person calls it."""
 
+import gc
 import json
 import re
 
@@ -354,3 +355,44 @@ def test_report_122_help_names_every_option(bozza):
         "--device", "--batch", "--json", "--set", "--stop", "--json-schema", "--regex", "--grammar", "--rule",
     ):  # fmt: skip
         assert flag in out
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "bench"])
+def test_a_history_file_is_used_from_one_call_to_the_next(bozza, folders, tmp_path, command):
+    prompts, file = tmp_path / "prompts.jsonl", tmp_path / "history"
+    prompts.write_text(json.dumps({"prompt": "abc"}) + "\n")
+    first = ("--prompts", prompts) if command == "bench" else ("abc",)
+    args = (command, *first, "-m", folders["target"], "-d", "suffix", "-n", 30, "--history-file", file, "--json")
+
+    def per_pass():
+        code, out, _ = bozza(*args)
+        assert code == 0
+        gc.collect()  # an end of the process for a history that is written at exit
+        document = json.loads(out)
+        if command == "bench":
+            assert document["environment"]["shared_history"] is True
+            return document["rows"][-1]["committed_per_pass"]
+        stats = (document["outputs"][0] if command == "generate" else document)["stats"]
+        return stats["committed"] / stats["passes"]
+
+    before = per_pass()
+    assert file.is_file()
+    assert per_pass() > before
+
+
+def test_shared_history_is_for_one_call(bozza, folders):
+    args = ("generate", "abc", "abc", "-m", folders["target"], "-d", "suffix", "-n", 30, "--batch", 1, "--json")
+
+    def passes(*flags):
+        return [entry["stats"]["passes"] for entry in json.loads(bozza(*args, *flags)[1])["outputs"]]
+
+    alone, shared = passes(), passes("--shared-history")
+    assert alone[0] == alone[1] == shared[0]
+    assert shared[1] < shared[0]
+
+
+@pytest.mark.parametrize("flags", [["--shared-history"], ["--history-file", "history"]])
+def test_a_history_without_a_drafter_for_it_is_refused(bozza, flags):
+    code, _, err = bozza("generate", "abc", "-m", "/no/model", *flags)
+    assert code == 2
+    assert err.startswith("error: only drafter 'suffix' uses a shared history")

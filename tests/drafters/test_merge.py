@@ -54,5 +54,30 @@ def test_shared_prefix_becomes_one_branch():
     assert merged.drafters == ("a", "a", "a", "b", "b")
 
 
+def sure(tokens, parents, drafter, confidences):
+    return Draft(tokens, parents, (drafter,) * len(tokens), confidences=confidences)
+
+
+def test_a_node_is_as_likely_as_the_surest_of_its_drafters_says():
+    a = sure((1, 2, 3), (-1, 0, 0), "a", (0.5, 0.4, 0.05))
+    b = sure((1, 3, 9), (-1, 0, -1), "b", (0.7, 0.6, 0.2))
+    merged = merge([a, b], 10)
+    assert dict(zip(merged.paths(), merged.confidences, strict=True)) == {
+        (1,): 0.7, (1, 2): 0.4, (1, 3): 0.6, (9,): 0.2,
+    }  # fmt: skip
+    assert merged.drafters == ("a", "a", "a", "b")
+    assert merge([b, a], 10).confidences == (0.7, 0.6, 0.2, 0.4)
+
+
+def test_who_says_nothing_does_not_make_a_node_less_likely():
+    merged = merge([Draft.chain([1, 2], "a"), sure((1, 5), (-1, 0), "b", (0.7, 0.6))], 10)
+    assert dict(zip(merged.paths(), merged.confidences, strict=True)) == {(1,): 0.7, (1, 2): 0.0, (1, 5): 0.6}
+
+
+def test_what_is_cut_takes_its_confidence_along():
+    merged = merge([sure((1, 2, 3), (-1, 0, 1), "a", (0.9, 0.8, 0.7)), sure((1, 4), (-1, 0), "b", (0.3, 0.2))], 3)
+    assert dict(zip(merged.paths(), merged.confidences, strict=True)) == {(1,): 0.9, (1, 2): 0.8, (1, 4): 0.2}
+
+
 def test_nothing_merges_to_nothing():
     assert len(merge([Draft(), Draft()], 4)) == 0

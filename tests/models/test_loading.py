@@ -3,7 +3,7 @@ import torch
 
 from bozza import LLM, ModelError, SamplingParams
 from bozza.models.loading import Loaded, end_ids, load, parse_device, resolve
-from bozza.models.vocabulary import check_same_vocabulary
+from bozza.models.vocabulary import vocabularies
 from tiny import tiny
 
 
@@ -71,15 +71,15 @@ def loaded(tokens, vocab_size):
 
 def test_report_105_106_padded_vocabularies_are_the_same_vocabulary():
     tokens = [f"t{i}" for i in range(90)]
-    check_same_vocabulary("draft", loaded(tokens, 96), loaded(tokens, 104))
-    check_same_vocabulary("draft", loaded(tokens[:80], 80), loaded(tokens, 104))  # a shorter one drafts what it has
+    assert vocabularies("draft", loaded(tokens, 96), loaded(tokens, 104)) is None
+    assert vocabularies("draft", loaded(tokens[:80], 80), loaded(tokens, 104)) is None  # a shorter one drafts what it has
 
 
 def test_report_107_111_a_foreign_vocabulary_is_refused_with_a_token():
     tokens = [f"t{i}" for i in range(90)]
     other = [*tokens[:50], "else", *tokens[51:]]
     with pytest.raises(ModelError, match=r"draft has another vocabulary than the target \(token 50 is 't50'"):
-        check_same_vocabulary("draft", loaded(other, 96), loaded(tokens, 96))
+        vocabularies("draft", loaded(other, 96), loaded(tokens, 96))
 
 
 @pytest.mark.parametrize(("target_vocab", "draft_vocab"), [(211, 224), (224, 211)])

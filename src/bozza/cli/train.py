@@ -26,6 +26,8 @@ Tokens = Annotated[int, typer.Option("--tokens", help="Size of the data.", min=1
 RunSeed = Annotated[int, typer.Option("--seed", help="Decides data and training.")]
 Epochs = Annotated[int, typer.Option("--epochs", help="How often the data is gone through.", min=1)]
 
+Vocab = Annotated[int, typer.Option("--vocab", help="Frequent tokens over which laws are compared.", min=16)]
+
 
 @train.command()
 def eagle(
@@ -57,6 +59,31 @@ def eagle(
 
 
 @train.command()
+def mtp(
+    out: Out,
+    model: o.Model = "smollm2",
+    prompts: Prompts = None,
+    tokens: Tokens = 600_000,
+    epochs: Epochs = 7,
+    modules: Annotated[int, typer.Option("--modules", help="One for each guess ahead.", min=1, max=8)] = 3,
+    vocab: Vocab = 8192,
+    seed: RunSeed = 0,
+    as_json: o.Json = False,
+) -> None:
+    """Train multi-token-prediction heads for a target that ships without: mtp:FOLDER."""
+    user_turns = _prompts(prompts)
+    _check_folder(out)
+    from bozza.train.loop import Recipe
+    from bozza.train.pipeline import Order, train_mtp
+
+    o.quieten()
+    recipe = Recipe(draft_vocab=vocab, layers=modules, steps=modules, epochs=epochs, seed=seed)
+    with Bars() as bars:
+        card = train_mtp(Order(model, out, tokens, seed, user_turns, recipe=recipe), bars)
+    _finish(card, out, "mtp", as_json)
+
+
+@train.command()
 def draft(
     out: Out,
     model: o.Model = "smollm2",
@@ -64,7 +91,7 @@ def draft(
     tokens: Tokens = 600_000,
     epochs: Epochs = 7,
     layers: Annotated[int, typer.Option("--layers", help="Decoder layers, taken from the target's.", min=1)] = 3,
-    vocab: Annotated[int, typer.Option("--vocab", help="Frequent tokens over which it is compared.", min=16)] = 8192,
+    vocab: Vocab = 8192,
     seed: RunSeed = 0,
     as_json: o.Json = False,
 ) -> None:

@@ -11,16 +11,18 @@ from bozza.drafters.eagle import EagleDrafter
 from bozza.drafters.grammar import GrammarDrafter
 from bozza.drafters.history import SharedHistory
 from bozza.drafters.model import ModelDrafter
+from bozza.drafters.mtp import MtpDrafter
 from bozza.drafters.ngram import NgramDrafter
 from bozza.drafters.prediction import PredictionDrafter
 from bozza.drafters.recycling import RecyclingDrafter
 from bozza.drafters.spec import DraftSpec, drafter_names
 from bozza.drafters.suffix import SuffixDrafter
 from bozza.drafters.translated import DraftModel, dialect_for
-from bozza.errors import ConfigError
+from bozza.errors import ConfigError, ModelError
 from bozza.models.head_runner import HeadRunner
 from bozza.models.heads import load_head, shipped_head
 from bozza.models.loading import Loaded, load
+from bozza.models.mtp_files import load_mtp
 from bozza.models.probe import load_runner
 from bozza.models.translation import Translation
 from bozza.models.vocabulary import vocabularies
@@ -61,6 +63,8 @@ class Factory:
             elif spec.kind == "eagle":
                 folder = Path(spec.model).expanduser() if spec.model else shipped_head(self._target.path)
                 self._loaded[key] = HeadRunner(load_head(folder, self._target.model))
+            elif spec.kind == "mtp":
+                self._loaded[key] = load_modules(spec.model, self._target)
 
     def make(self, specs: Sequence[DraftSpec], coupled: bool) -> list[Drafter]:
         """Fresh drafters.
@@ -84,6 +88,8 @@ class Factory:
             raise ConfigError(f"draft {spec.text} is not loaded: name it when the LLM is made")
         if spec.kind == "eagle":
             return EagleDrafter(runner, name, coupled=coupled, **spec.options)
+        if spec.kind == "mtp":
+            return MtpDrafter(runner, name, coupled=coupled, **spec.options)
         shared = not coupled or spec.options.get("width", 1) > 1
         dialect = dialect_for(runner, self._vocab_size, shared)
         return ModelDrafter(runner.runner, self._vocab_size, name, coupled=coupled, dialect=dialect, **spec.options)
@@ -98,3 +104,15 @@ def load_draft_model(name: str, target: Loaded) -> DraftModel:
     draft = load(name, target.model.dtype, target.model.device)
     views = vocabularies(name, draft, target)
     return DraftModel(name, load_runner(draft.model), None if views is None else Translation(*views))
+
+
+def load_modules(folder: str | None, target: Loaded) -> list[HeadRunner]:
+    """Runners for MTP modules: those in a folder, or those in the target's own checkpoint.
+
+    Raises:
+        ModelError: there are none, or they do not go with the target.
+    """
+    place = Path(folder).expanduser() if folder else target.path
+    if place is None:
+        raise ModelError("the target was not loaded from a folder, so MTP modules must be named: mtp:FOLDER")
+    return [HeadRunner(module) for module in load_mtp(place, target.model).steps]

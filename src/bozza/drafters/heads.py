@@ -83,7 +83,6 @@ class HeadDrafter:
             growing = _Growing(self._runners, {request.id: self._states[request.id] for request in able})
             trees = [Tree(request, budget[request.id]) for request in able]
             grow(trees, growing.roots(able), growing.expand, self._rank, self._width)
-            growing.forget()
             drafts = {tree.request.id: tree.draft(self.name) for tree in trees}
         return [drafts.get(request.id, NO_DRAFT) for request in requests]
 
@@ -107,7 +106,7 @@ class _Growing:
         self._outputs: dict[int, list[Tensor]] = {}  # request id -> per head [1 + fed nodes, size], the root's first
 
     def forget(self) -> None:
-        """Drop from the slots what was drafted; also what an interrupted step left there."""
+        """Drop from the slots what was drafted before, also by a step that was interrupted."""
         for state in self._states.values():
             for head, (runner, slot) in enumerate(zip(self._runners, state.slots, strict=True)):
                 runner.truncate(slot, max(state.read - head, 0))

@@ -31,7 +31,6 @@ MAX_TOKENS = 1 << 18
 BLOCK = 16  # places are given out by so many
 SAVE_EVERY = 30.0  # seconds
 
-
 _Owner: TypeAlias = "tuple[array[int], int, bytes]"  # an output, where the block begins in it, its key
 
 
@@ -44,9 +43,9 @@ class _Entry:
 class SharedHistory:
     """Outputs that any request may copy from.
 
-    Memory: 60 to 76 bytes per token of `max_tokens` when it is full, 60 if that is a power of two: 4 for the token, 48 to
-    64 for the index (see `Chains`), of which 16 to 32 are taken at once, and the rest to find the way back from it.
-    Each output adds about 500 bytes.
+    Memory: 60 bytes per token of `max_tokens` when it is full if that is a power of two, otherwise up to 76: 4 for the
+    token, 48 to 64 for the index (see `Chains`), of which 16 to 32 are taken at once, and the rest to find the way
+    back from it. Each output adds about 400 bytes.
 
     Args:
         max_tokens: most tokens kept. An output takes a multiple of 16; of a longer one than fits, the end is kept.

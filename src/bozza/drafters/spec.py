@@ -9,7 +9,9 @@ from bozza.drafters.ngram import MAX_N, MIN_N, check_sizes
 from bozza.errors import ConfigError
 
 MAX_TOKENS = 64  # most tokens that one drafter may be asked for at once
-DEFAULT_TOKENS = {"grammar": 8, "prediction": 16, "ngram": 8, "suffix": 12, "recycling": 24, "model": 4, "eagle": 24, "mtp": 4}
+DEFAULT_TOKENS = {
+    "grammar": 8, "prediction": 16, "ngram": 8, "suffix": 12, "recycling": 24, "model": 4, "eagle": 24, "mtp": 4,
+}  # fmt: skip
 POLICIES = ("off", "fixed")
 RULES = ("coupled", "rejection", "block")
 DEFAULT_DRAFT = ("grammar", "prediction", "ngram")
@@ -23,7 +25,8 @@ OPTIONS = {
     "eagle": ("k", "width"),
     "mtp": ("k", "width"),
 }
-NAMED = ("model", "eagle")  # these take a name or folder; an eagle without one is the head that comes with the package
+# These take a name or folder. Without one, an eagle is the head of the package, an mtp the target's own modules.
+NAMED = ("model", "eagle", "mtp")
 MAX_WIDTH = 16
 
 

@@ -114,14 +114,16 @@ class ThroughText(_Translated):
         target = self._translation.target
         tokens: list[int] = []
         for is_text, run in itertools.groupby(drawn, lambda token: token in self._pieces):
-            drawn_here = list(run)
+            new = list(run)
             if is_text:
-                tokens += target.encode(b"".join(self._pieces[token] for token in drawn_here))
-            else:
-                tokens += drawn_here
-        # What the target's tokenizer cannot write comes out as a token without text, and nothing can follow it.
-        good = itertools.takewhile(lambda token: token in target.pieces or token in target.specials, tokens)
-        return list(good)
+                new = target.encode(b"".join(self._pieces[token] for token in new))
+                # What the target's tokenizer cannot write comes out as a token without text: nothing can follow it.
+                unwritten = (place for place, token in enumerate(new) if token not in target.pieces)
+                end = next(unwritten, None)
+                if end is not None:
+                    return tokens + new[:end]
+            tokens += new
+        return tokens
 
 
 def dialect_for(draft: DraftModel, vocab_size: int, shared: bool) -> Dialect | None:

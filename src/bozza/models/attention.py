@@ -137,7 +137,10 @@ class Group:
         return self._masks[key]
 
     def _build(self, window: int | None, dtype: torch.dtype, repeat: int, padding: int) -> Tensor | None:
-        all_seen = self.count == 1 and all(s.span.start + s.high == self.length for s in self.segments)
+        # A single node that follows those of its tree that were fed before does not see its siblings among them.
+        all_seen = self.count == 1 and all(
+            s.span.start + s.high == self.length and not s.span.is_tree for s in self.segments
+        )
         if window is None and all_seen and not self._equal_bits:  # a call without a mask may round otherwise
             return None
         place = torch.zeros(self.width, self.count, 1, dtype=torch.int64)

@@ -6,7 +6,7 @@ tokens that the target has not read yet, the head's own output stands in for the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,42 +148,62 @@ def start_from_target(head: EagleHead, target: Any) -> None:
     """Let an untrained head repeat the target's last layer: it then learns within minutes (docs/log.md).
 
     The last feature goes through `fc` as it is; attention ignores the embedding at first; norm and head rows are the
-    target's. Only for targets whose decoder layers are of the same kind; others keep their random start.
+    target's. Where the target's decoder layers have other parts than a head's, the first layer keeps its random start.
     """
-    last = target.base_model.layers[head.shape.features[-1]]
-    first = head.layers[0]
-    size = head.shape.target_size
+    base = target.base_model
     with torch.no_grad():
-        head.fc.weight.zero_()
-        head.fc.weight[:, -size:] = torch.eye(size)
-        first.input_layernorm.weight.fill_(1.0)
-        for name in ("q_proj", "k_proj", "v_proj"):
-            ours, theirs = getattr(first.self_attn, name), getattr(last.self_attn, name)
-            ours.weight.zero_()
-            ours.weight[:, size:] = theirs.weight
-            if ours.bias is not None:
-                ours.bias.copy_(theirs.bias)
-        first.hidden_norm.load_state_dict(last.input_layernorm.state_dict())
-        first.self_attn.o_proj.load_state_dict(last.self_attn.o_proj.state_dict())
-        before = target.base_model.layers[max(head.shape.features[-1] - 1, 0)]
-        _start_mlp(first.mlp, last.mlp, before.mlp)
-        first.post_attention_layernorm.load_state_dict(last.post_attention_layernorm.state_dict())
-        for layer in head.layers[1:]:  # further layers begin by passing everything through
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-        head.norm.load_state_dict(target.base_model.norm.state_dict())
         head.lm_head.weight.copy_(head_rows(target, head.targets))
+        for layer in head.layers[1:]:  # further layers begin by passing everything through
+            for weight in (*layer.self_attn.o_proj.parameters(), *layer.mlp.down_proj.parameters()):
+                weight.zero_()
+        if _same_parts(head.norm, getattr(base, "norm", None)):
+            head.norm.load_state_dict(base.norm.state_dict())
+        if _same_parts(head.layers[0], getattr(base, "layers", [None])[0], added=("hidden_norm",)):
+            _repeat(head, base.layers, head.shape.features[-1])
+
+
+def _same_parts(ours: nn.Module, theirs: Any, added: Sequence[str] = ()) -> bool:
+    """Whether theirs has all weights of ours but what was added, and no more outside of attention."""
+    if theirs is None:
+        return False
+    mine = {name for name in ours.state_dict() if not name.startswith(tuple(added))}
+    more = theirs.state_dict().keys() - mine
+    return mine <= theirs.state_dict().keys() and all(name.startswith("self_attn.") for name in more)
+
+
+def _repeat(head: EagleHead, layers: Any, last: int) -> None:
+    """Make the first layer of the head do what a layer of the target does."""
+    first, theirs, size = head.layers[0], layers[last], head.shape.target_size
+    head.fc.weight.zero_()
+    head.fc.weight[:, -size:] = torch.eye(size)
+    first.input_layernorm.weight.fill_(1.0)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        our, their = getattr(first.self_attn, name), getattr(theirs.self_attn, name)
+        our.weight.zero_()
+        our.weight[:, size:] = their.weight
+        if our.bias is not None:
+            our.bias.copy_(their.bias)
+    first.hidden_norm.load_state_dict(theirs.input_layernorm.state_dict())
+    first.self_attn.o_proj.load_state_dict(theirs.self_attn.o_proj.state_dict())
+    first.post_attention_layernorm.load_state_dict(theirs.post_attention_layernorm.state_dict())
+    _start_mlp(first.mlp, theirs.mlp, layers[max(last - 1, 0)].mlp)
 
 
 def _start_mlp(ours: Any, last: Any, before: Any) -> None:
     """The last layer's, and if ours is wider, that of the layer before as well, without a say at first."""
     width = last.down_proj.weight.shape[1]
-    extra = ours.down_proj.weight.shape[1] - width
+    end = min(ours.down_proj.weight.shape[1], 2 * width)  # what is wider still begins at random
     for name in ("gate_proj", "up_proj"):
-        getattr(ours, name).weight[:width] = getattr(last, name).weight
-        getattr(ours, name).weight[width:] = getattr(before, name).weight[:extra]
+        for our, their, more in zip(
+            getattr(ours, name).parameters(), getattr(last, name).parameters(), getattr(before, name).parameters(),
+            strict=True,
+        ):  # fmt: skip
+            our[:width] = their
+            our[width:end] = more[: end - width]
     ours.down_proj.weight[:, :width] = last.down_proj.weight
     ours.down_proj.weight[:, width:] = 0.0
+    if ours.down_proj.bias is not None:
+        ours.down_proj.bias.copy_(last.down_proj.bias)
 
 
 def head_rows(target: Any, ids: Tensor) -> Tensor:

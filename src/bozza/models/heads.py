@@ -35,7 +35,10 @@ def load_head(folder: Path, target: Any) -> EagleHead:
         ModelError: there is none in the folder, it cannot be read, or it was made for another target.
     """
     try:
-        return _load(folder, target).to(target.dtype).to(target.device).eval()
+        head = _load(folder, target)
+        for weight in head.parameters():  # not what positions are turned by: in 16 bits it would be far off soon
+            weight.data = weight.data.to(target.dtype)
+        return head.to(target.device).eval()
     except BozzaError:
         raise
     except Exception as problem:  # damaged files fail in as many ways as there are formats
@@ -177,8 +180,9 @@ def layer_config(config: LlamaConfig) -> dict[str, Any]:
 
 def layer_like(target: Any, layers: int, widen: int = 1) -> LlamaConfig:
     """The configuration of head layers of the target's own sizes; their feed-forward part `widen` times as wide."""
-    text = target.config.get_text_config(decoder=True).to_dict()
-    config = LlamaConfig(**{key: text[key] for key in LAYER_KEYS if key in text}, num_hidden_layers=layers)
+    text = target.config.get_text_config(decoder=True)
+    found = {key: value for key in LAYER_KEYS if (value := getattr(text, key, None)) is not None}
+    config = LlamaConfig(**{"intermediate_size": 4 * text.hidden_size, **found}, num_hidden_layers=layers)
     config.intermediate_size *= widen
     return config
 

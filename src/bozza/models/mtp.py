@@ -11,7 +11,7 @@ without modules ("sequential heads"). It is left unmodified, and attends through
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -69,15 +69,10 @@ class MtpModule(nn.Module):
     def __init__(self, shape: MtpShape, parts: Parts, lent: Lent) -> None:
         super().__init__()
         self.shape = shape
-        self.enorm, self.hnorm, self.eh_proj = parts.enorm, parts.hnorm, parts.eh_proj
+        self.eh_proj, self.enorm, self.hnorm = parts.eh_proj, parts.enorm, parts.hnorm  # first: see `Head.parameters`
         self.block, self.norm = parts.block, parts.norm
         self._lent = lent
         self._configs = configs_of(parts.block)
-
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """All of them, that of the projection first."""
-        yield self.eh_proj.weight
-        yield from (weight for weight in super().parameters(recurse) if weight is not self.eh_proj.weight)
 
     def fuse(self, features: Tensor) -> Tensor:
         """See `Head.fuse`: as they are."""

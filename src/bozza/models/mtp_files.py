@@ -1,16 +1,7 @@
-"""Multi-token-prediction modules on disk: beside a target's own weights, or as heads trained for it.
+"""Multi-token-prediction modules from disk: beside a target's own weights, or as heads that were trained for it.
 
-In published checkpoints, with N the target's number of layers:
-
-| layout | as in | names |
-|---|---|---|
-| layers beyond | DeepSeek-V3, GLM-4.5 | `model.layers.{N + j}.` `enorm`, `hnorm`, `eh_proj`, `shared_head.norm` |
-| listed | MiMo-V2-Flash | `model.mtp.layers.{j}.` `enorm`, `hnorm`, `eh_proj`, `final_layernorm` |
-| once | Qwen3-Next, K-EXAONE, Mellum | `mtp.` `pre_fc_norm_embedding`, `pre_fc_norm_hidden`, `fc`, `norm`; `mtp.layers.{j}.` |
-
-What else stands below `{j}` belongs to the decoder layer; embedding and output rows there repeat the target's. With
-layout "once", all modules share what is there once. transformers loads some of these itself (`MtpModel`) and ignores
-the others (`_keys_to_ignore_on_load_unexpected`).
+transformers loads those of some targets itself (`MtpModel`), and ignores those of others
+(`_keys_to_ignore_on_load_unexpected`); these come from the shards, in the layouts of `bozza.models.mtp_layouts`.
 """
 
 from __future__ import annotations
@@ -25,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, PretrainedConfig
@@ -34,21 +24,11 @@ from transformers.modeling_layers import MtpModel
 from bozza.errors import BozzaError, ModelError, first_line
 from bozza.models.heads import layer_config
 from bozza.models.mtp import Lent, MtpHead, MtpModule, MtpShape, Parts, hidden_layer, sequential_heads
+from bozza.models.mtp_layouts import OWN, read_modules
 
 NONE = "this checkpoint has no MTP modules: train some with bozza train mtp, or use another drafter"
 OURS = "sequential_heads"  # in config.json: their number
-LISTED = re.compile(r"(?:model\.)?mtp\.(?:layers\.(?P<index>\d+)\.)?(?P<rest>.+)")
-BEYOND = re.compile(r"model\.layers\.(?P<index>\d+)\.(?P<rest>.+)")
-LIKE = re.compile(r"(?:model\.)?mtp[._]")
-RENAMED = {
-    "enorm": "enorm", "pre_fc_norm_embedding": "enorm",
-    "hnorm": "hnorm", "pre_fc_norm_hidden": "hnorm",
-    "eh_proj": "eh_proj", "fc": "eh_proj",
-    "norm": "norm", "shared_head.norm": "norm", "final_layernorm": "norm",
-    "pre_mlp_layernorm": "block.post_attention_layernorm",
-}  # fmt: skip
-REPEATED = ("embed_tokens", "shared_head.head")
-OWN = ("enorm.weight", "hnorm.weight", "eh_proj.weight", "norm.weight")
+EXPERT = re.compile(r"block\.(?P<before>.+\.experts\.)(?P<expert>\d+)(?P<rest>\..+)")
 SLIDING = ("mimo_v2_flash",)  # whose modules attend within the window, which their configuration does not say
 
 
@@ -119,43 +99,10 @@ def _check(folder: Path, wanted: Mapping[str, Any], found: Mapping[str, Any]) ->
 
 
 def _load_published(folder: Path, target: Any) -> MtpHead:
-    steps = _read(folder, hidden_layer(target))
+    steps = read_modules(folder, hidden_layer(target))
     if not steps:
         raise ModelError(NONE)
     return _by_transformers(folder, target, steps) or _from_shards(folder, target, steps)
-
-
-def _read(folder: Path, layers: int) -> list[dict[str, Tensor]]:
-    """The tensors of each module, by their names here."""
-    steps: dict[int, dict[str, Tensor]] = {}
-    shared: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as shard:
-            for key in shard.keys():  # noqa: SIM118 - it is no dictionary
-                place = _place(key, layers)
-                if place is None or place[1].startswith(REPEATED):
-                    continue
-                step, name = place
-                if step is None and name not in OWN:
-                    raise ModelError(f"{folder}: {key} is no part of an MTP module: it is of another layout")
-                (shared if step is None else steps.setdefault(step, {}))[name] = shard.get_tensor(key)
-    if shared and not steps:
-        raise ModelError(f"{folder}: there are tensors of MTP modules, but no mtp.layers.0: they are incomplete")
-    return [shared | steps.get(step, {}) for step in range(max(steps, default=-1) + 1)]
-
-
-def _place(key: str, layers: int) -> tuple[int | None, str] | None:
-    """Module (None: each) and name there of a tensor of a checkpoint; None when it is the target's own."""
-    if (beyond := BEYOND.fullmatch(key)) and int(beyond["index"]) >= layers:
-        step, rest = int(beyond["index"]) - layers, beyond["rest"]
-    elif listed := LISTED.fullmatch(key):
-        step, rest = int(listed["index"]) if listed["index"] else None, listed["rest"]
-    else:
-        return (None, key) if LIKE.match(key) else None
-    part, _, kind = rest.rpartition(".")
-    if part in RENAMED:
-        return step, f"{RENAMED[part]}.{kind}"
-    return step, rest if step is None or rest.startswith(REPEATED) else f"block.{rest}"
 
 
 def _by_transformers(folder: Path, target: Any, steps: list[dict[str, Tensor]]) -> MtpHead | None:
@@ -167,7 +114,9 @@ def _by_transformers(folder: Path, target: Any, steps: list[dict[str, Tensor]]) 
         model = MtpModel.from_pretrained(target, device_map={"": target.device})
     except Exception:  # it raises what it happens to raise; the shards then tell what is wrong, by name
         return None
-    if any(layer.post_norm is None for layer in model.layers) or getattr(model.config, "mtp_hidden_states_first", False):
+    if any(layer.post_norm is None for layer in model.layers) or getattr(
+        model.config, "mtp_hidden_states_first", False
+    ):
         return None
     # It passes over tensors that it does not know: then it has fewer numbers than the checkpoint.
     if sum(t.numel() for t in model.layers.state_dict().values()) != sum(t.numel() for s in steps for t in s.values()):
@@ -206,6 +155,7 @@ def _from_shards(folder: Path, target: Any, steps: list[dict[str, Tensor]]) -> M
 
 def _small(folder: Path, target: Any, steps: list[dict[str, Tensor]]) -> Any:
     """A model of the target's class whose layers are the decoder layers of the modules, and whose vocabulary is 1."""
+    _check_experts(folder, steps)
     config = _small_config(target, steps)
     prefix = target.base_model_prefix
     state = {
@@ -234,6 +184,17 @@ def _small(folder: Path, target: Any, steps: list[dict[str, Tensor]]) -> Any:
         step, _, rest = name.removeprefix(f"{prefix}.layers.").partition(".")
         raise ModelError(f"{folder}: {problem} {rest} of MTP module {step}{more}: check the files")
     return model
+
+
+def _check_experts(folder: Path, steps: list[dict[str, Tensor]]) -> None:
+    """What one expert has, all must have: transformers joins their tensors, and does not say which one is missing."""
+    for index, tensors in enumerate(steps):
+        found = [match for name in tensors if (match := EXPERT.fullmatch(name))]
+        count = 1 + max((int(match["expert"]) for match in found), default=-1)
+        for before, rest in sorted({(match["before"], match["rest"]) for match in found}):
+            for name in (f"{before}{expert}{rest}" for expert in range(count)):
+                if f"block.{name}" not in tensors:
+                    raise ModelError(f"{folder}: there is no {name} of MTP module {index}: check the files")
 
 
 def _small_config(target: Any, steps: list[dict[str, Tensor]]) -> PretrainedConfig:

@@ -82,9 +82,8 @@ def read_vocabulary(tokenizer: Any, size: int) -> Vocabulary:
     pieces |= {i: t["content"].encode() for i, t in added.items() if not t["special"] and i < size}
     specials = {i: t["content"] for i, t in added.items() if t["special"] and i < size}
     encoder, spaced = _plain_encoder(description)
-    roles = {
-        role: int(id_) for role in ("eos", "bos") if (id_ := getattr(tokenizer, f"{role}_token_id", None)) in specials
-    }
+    named = {"eos": getattr(tokenizer, "eos_token_id", None), "bos": getattr(tokenizer, "bos_token_id", None)}
+    roles = {role: id_ for role, id_ in named.items() if id_ is not None and id_ in specials}
     return Vocabulary(
         pieces,
         specials,

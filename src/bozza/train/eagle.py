@@ -69,6 +69,8 @@ class EagleTrainer(Trainer):
         for step, hidden in enumerate(outputs):
             # A half of the slots is enough for the later steps, and saves a third of the time.
             real = slots >= step if step == 0 else (slots >= step) & ((slots + step + self.updates) % 2 == 0)
+            if not real.any():
+                continue
             with torch.autocast(self._device.type, torch.bfloat16):
                 logits = self.head.logits(hidden[batch.due][real]).float()
             probs = batch.law_probs[real]

@@ -23,6 +23,7 @@ from bozza.train.data import Conversation
 
 KEPT = 16  # likeliest tokens of the target's law that are kept
 CHUNK = 1024  # tokens in one pass
+SAVED_EVERY = 50  # conversations
 
 
 class Features:
@@ -51,6 +52,8 @@ class Features:
         needed = (total - int(self.starts[self.done])) * (2 * size * len(layers) + 6 * KEPT)
         if shutil.disk_usage(folder).free < needed:
             raise ConfigError(f"{folder} needs {needed / 1e9:.1f} GB for {total} tokens: use fewer, or another folder")
+        if not self.done:  # what the file speaks of is about to be written over
+            self._state.unlink(missing_ok=True)
         self.hidden = self._array("hidden", (total, size * len(layers)), np.int16)
         self.ids = self._array("ids", (total, KEPT), np.int32)
         self.probs = self._array("probs", (total, KEPT), np.float16)
@@ -76,8 +79,9 @@ class Features:
             while end < len(self.conversations) and self.starts[end + 1] - self.starts[self.done] <= CHUNK:
                 end += 1
             self._fill(runner, self.done, end)
+            due = end // SAVED_EVERY > self.done // SAVED_EVERY or end == len(self.conversations)
             self.done = end
-            if end % 50 < 5 or end == len(self.conversations):
+            if due:
                 self._save()
             on_progress(int(self.starts[end]))
 

@@ -55,7 +55,7 @@ class Trainer(ABC):
         checkpoint: where progress is kept.
 
     Raises:
-        ConfigError: the checkpoint is of another recipe.
+        ConfigError: the checkpoint is of another recipe or size.
     """
 
     def __init__(self, module: nn.Module, features: Features, recipe: Recipe, checkpoint: Path) -> None:
@@ -69,7 +69,7 @@ class Trainer(ABC):
         held = max(1, round(count * recipe.held_out))
         self.train_set, self.held_out = list(range(count - held)), list(range(count - held, count))
         self._optimizer = torch.optim.AdamW(
-            [weight for weight in module.parameters() if weight.requires_grad],
+            list(self._trained().values()),
             lr=recipe.learning_rate,
             betas=(0.9, 0.95),
             weight_decay=0.01,
@@ -147,7 +147,7 @@ class Trainer(ABC):
         state = {
             "recipe": asdict(self.recipe),
             "updates": self.updates,
-            "module": self._module.state_dict(),
+            "module": {name: weight.data for name, weight in self._trained().items()},
             "optimizer": self._optimizer.state_dict(),
         }
         torch.save(state, scratch)
@@ -157,6 +157,15 @@ class Trainer(ABC):
         state: dict[str, Any] = torch.load(self._checkpoint, weights_only=True)
         if state["recipe"] != asdict(self.recipe):
             raise ConfigError(f"{self._checkpoint} was made with another recipe: use another folder, or delete it")
-        self._module.load_state_dict(state["module"])
+        trained = self._trained()
+        kept = {name: state["module"][name] for name in trained.keys() & state["module"].keys()}
+        same = {name: weight.shape for name, weight in trained.items()} == {name: kept[name].shape for name in kept}
+        if not same or len(state["optimizer"]["state"]) > len(trained):
+            raise ConfigError(f"{self._checkpoint} is of another size: use another folder, or delete it")
+        self._module.load_state_dict(kept, strict=False)
         self._optimizer.load_state_dict(state["optimizer"])
         self.updates = state["updates"]
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """What training changes. Rows of the target are not among them: a longer run may have chosen other ones."""
+        return {name: weight for name, weight in self._module.named_parameters() if weight.requires_grad}

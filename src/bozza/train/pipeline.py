@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -15,14 +16,18 @@ import torch
 import bozza
 from bozza.errors import ConfigError
 from bozza.llm import LLM
-from bozza.models.eagle import EagleHead, HeadShape, start_from_target
+from bozza.models.eagle import EagleHead, HeadShape, head_rows, start_from_target
 from bozza.models.heads import layer_like, save_head
 from bozza.models.loading import end_ids
+from bozza.models.mtp import hidden_layer, sequential_heads
+from bozza.models.mtp_files import save_mtp
 from bozza.train.data import BATCH, Conversation, ConversationFile, Synthesis
 from bozza.train.draft import DraftTrainer, fewer_layers
 from bozza.train.eagle import EagleTrainer, frequent_tokens
 from bozza.train.features import Features
+from bozza.train.lines import Frequent
 from bozza.train.loop import Agreement, Recipe, Trainer
+from bozza.train.mtp import MtpTrainer, start_modules
 
 INTERVAL = 50  # updates between two checkpoints
 LEAST = 10  # conversations
@@ -77,7 +82,7 @@ class Run:
             PromptError: the model cannot write conversations by itself.
         """
         order = self.order
-        prompts = None if order.prompts is None else len(order.prompts)
+        prompts = None if order.prompts is None else hashlib.sha256("\n".join(order.prompts).encode()).hexdigest()[:16]
         origin = {"model": self.llm.name, "seed": order.seed, "prompts": prompts}
         file = ConversationFile(self.work / "conversations.jsonl", origin)
         with self._timed("data"):
@@ -203,5 +208,29 @@ def train_draft(order: Order, watcher: Watcher) -> dict[str, Any]:
         data,
         agreement,
         parameters=sum(weight.numel() for weight in small.parameters()),
+        trained_vocabulary={"tokens": len(targets), "covers": round(coverage, 4)},
+    )
+
+
+def train_mtp(order: Order, watcher: Watcher) -> dict[str, Any]:
+    """Train sequential heads, or go on with them; returns their training card. They are for `mtp:FOLDER`.
+
+    Raises:
+        ConfigError, ModelError, PromptError: see `Run`.
+    """
+    run = Run(order, watcher)
+    data = run.data()
+    features = run.features(data, (hidden_layer(run.target),))
+    targets, coverage = frequent_tokens(data, order.recipe.draft_vocab, sorted(end_ids(run.target)))
+    torch.manual_seed(order.seed)
+    head = sequential_heads(run.target, layer_like(run.target, order.recipe.layers)).float()
+    start_modules(head, run.target)
+    frequent = Frequent(targets, head_rows(run.target, targets), run.text.vocab_size)
+    agreement = run.train(MtpTrainer(head, frequent, features, order.recipe, run.work / "checkpoint.pt"))
+    save_mtp(head, order.out, run.llm.name)
+    return run.card(
+        data,
+        agreement,
+        parameters=sum(weight.numel() for weight in head.parameters()),
         trained_vocabulary={"tokens": len(targets), "covers": round(coverage, 4)},
     )

@@ -15,9 +15,11 @@ def read_prompts(path: Path) -> list[str]:
         ConfigError: the file is missing, empty, or a line of JSON has no prompt.
     """
     try:
-        lines = [line for line in path.read_text().splitlines() if line.strip()]
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except OSError as problem:
         raise ConfigError(f"cannot read {path}: {problem.strerror}") from problem
+    except UnicodeDecodeError as problem:
+        raise ConfigError(f"cannot read {path}: it is no UTF-8 text") from problem
     prompts = []
     for number, line in enumerate(lines, 1):
         try:
