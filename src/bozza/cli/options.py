@@ -21,7 +21,10 @@ Model = Annotated[str, typer.Option("--model", "-m", help="Alias, folder, .gguf 
 Draft = Annotated[
     list[str] | None,
     typer.Option(
-        "--draft", "-d", help="Drafter; repeatable: grammar, ngram, ngram:max=8,k=10, model:NAME_OR_FOLDER,k=4."
+        "--draft",
+        "-d",
+        help="Drafter; repeatable: grammar, prediction, ngram:max=8,k=10, suffix, recycling, eagle, mtp, "
+        "model:NAME_OR_FOLDER,k=4.",
     ),
 ]
 Policy = Annotated[str, typer.Option("--policy", help="fixed: always draft k tokens. off: plain decoding.")]

@@ -170,3 +170,6 @@ class Bars:
         depths = " ".join(f"{depth:.2f}" for depth in agreement.depths[:3])
         note = f"held out: {agreement.per_pass:.2f} tokens per pass as a chain ({depths})"
         self._progress.update(self._tasks[self._last], note=note)
+        if not o.err.is_terminal:  # a bar that nobody sees; a log file still wants to know
+            task = self._progress.tasks[self._tasks[self._last]]
+            o.err.print(f"{self._last} {task.completed:.0f} of {task.total:.0f} · {note}", soft_wrap=True)
