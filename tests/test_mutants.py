@@ -135,6 +135,48 @@ MUTANTS = [
         "rows = logits[[min(node + 2, len(logits) - 1) for node in standing]]",
         "tests/engine/test_loop.py",
     ),
+    Mutant(
+        "drafters are shown the first nodes instead of those that stood",
+        "engine/readings.py",
+        "len(row.tokens) + node for node in path]",
+        "len(row.tokens) + node for node in range(len(path))]",
+        "tests/engine/test_readings.py",
+    ),
+    Mutant(
+        "all nodes of a grown tree race as the root does",
+        "drafters/tree.py",
+        "(place.request.seed, place.position)",
+        "(place.request.seed, place.request.output_len)",
+        "tests/drafters/test_tree.py",
+    ),
+    Mutant(
+        "laws after tokens that did not stand replace better ones",
+        "drafters/recycling.py",
+        "*(node + 1 for node in reading.path)",
+        "*reading.path",
+        "tests/drafters/test_recycling.py",
+    ),
+    Mutant(
+        "training lets a head see what the target has not read",
+        "train/unrolled.py",
+        "<= slot - step]",
+        "<= slot]",
+        "tests/train/test_unrolled.py",
+    ),
+    Mutant(
+        "a head adds to the normed state where it should add to the state",
+        "models/eagle.py",
+        "residual = normed if self.norm_before_residual else hidden",
+        "residual = normed",
+        "tests/models/test_eagle_head.py",
+    ),
+    Mutant(
+        "a resumed epoch begins again",
+        "train/loop.py",
+        "self._epoch(epoch)[place:]",
+        "self._epoch(epoch)",
+        "tests/train/test_train_loop.py",
+    ),
 ]
 
 

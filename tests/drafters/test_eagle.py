@@ -257,6 +257,14 @@ def test_without_all_features_there_is_no_draft(head: Any) -> None:
     drafter.stop(text.request)
 
 
+def test_features_that_come_twice_are_read_once(head: Any) -> None:
+    text = Text(head, 12)
+    drafter = started(head, text)
+    first = drafts_of(drafter, [text.show(drafter)])[0]
+    text.shown = 6
+    same(drafts_of(drafter, [text.show(drafter)])[0], first)
+
+
 def test_slots_are_given_back_and_hold_nothing_of_the_request_before(head: Any) -> None:
     texts = [Text(head, 5 + id_, id_) for id_ in range(4)]
     runner = HeadRunner(head)

@@ -532,6 +532,8 @@ def test_drafts_of_a_batch_are_those_of_each_request_alone(pairs, pair):
         return ModelDrafter(runner, 420, dialect=ThroughText(translation, 420, torch.device("cpu")))
 
     asked = [request(target.encode(TEXT[at : at + 20].encode()), at, temperature=0.9) for at in range(0, 60, 7)]
+    for one in asked:
+        one.seed = one.id
     together = drafter().draft(asked, [5] * len(asked))
     assert together == [drafter().draft([one], [5])[0] for one in asked]
     assert all(0 < len(one) <= 5 for one in together)

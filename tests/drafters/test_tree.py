@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bozza.core import Request
@@ -51,12 +51,13 @@ def best(law, last, nodes):
 
     def below(path, value):
         for token, share in enumerate(law[path[-1] if path else last].tolist()):
+            assume(not 0.999 * LEAST < value * share < 1.001 * LEAST)  # rounding would decide
             if value * share >= LEAST and len(path) < nodes:
                 found[*path, token] = value * share
                 below((*path, token), value * share)
 
     below((), 1.0)
-    return dict(sorted(found.items(), key=lambda item: -item[1])[:nodes])
+    return sorted(found.items(), key=lambda item: -item[1])
 
 
 def grown(logits, lasts, budgets, width):
@@ -76,11 +77,10 @@ def test_the_best_nodes_of_all_are_found(vocab, scale, budgets, seed):
     lasts = [index % vocab for index in range(len(budgets))]
     drafts, _ = grown(logits, lasts, budgets, width=8)
     for draft, last, budget in zip(drafts, lasts, budgets, strict=True):
-        expected = best(logits.softmax(dim=1), last, budget)
-        found = dict(zip(draft.paths(), draft.confidences, strict=True))
-        assert sorted(found.values(), reverse=True) == pytest.approx(list(expected.values()), rel=1e-4)
-        if len(set(expected.values())) == len(expected):
-            assert found.keys() == expected.keys()
+        paths, values = zip(*best(logits.softmax(dim=1), last, budget), strict=True)
+        assert draft.confidences == pytest.approx(values[:budget], rel=1e-4)
+        if len(paths) <= budget or values[budget] < 0.999 * values[budget - 1]:  # not the same steps in another order
+            assert set(draft.paths()) == set(paths[:budget])
 
 
 @settings(deadline=None)

@@ -72,7 +72,7 @@ def loaded(tokens, vocab_size):
 def test_report_105_106_padded_vocabularies_are_the_same_vocabulary():
     tokens = [f"t{i}" for i in range(90)]
     assert vocabularies("draft", loaded(tokens, 96), loaded(tokens, 104)) is None
-    assert vocabularies("draft", loaded(tokens[:80], 80), loaded(tokens, 104)) is None  # a shorter one drafts what it has
+    assert vocabularies("draft", loaded(tokens[:80], 80), loaded(tokens, 104)) is None  # it drafts what it has
 
 
 def test_report_107_111_a_foreign_vocabulary_is_refused_with_a_token():
