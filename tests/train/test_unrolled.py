@@ -80,3 +80,27 @@ def test_slots_that_mean_nothing_give_no_gradient_that_is_none() -> None:
     tokens, features = sequences(head, 1, 3)
     sum(step.sum() for step in unroll(head, tokens[:, 1:], features, 6)).backward()  # type: ignore[union-attr]
     assert all(bool(weight.grad.isfinite().all()) for weight in head.parameters() if weight.grad is not None)
+
+
+def test_later_steps_teach_the_earlier_ones_that_they_began_from() -> None:
+    """The slope of a later step's output, against what it becomes when the weights are moved a little."""
+    head = tiny_head(tiny("llama")).double().requires_grad_(True)
+    tokens, features = sequences(head, 2, LENGTH)
+    features = features.double()
+    generator = torch.Generator().manual_seed(5)
+    ways = [torch.randn(weight.shape, generator=generator).double() for weight in head.parameters()]
+
+    def value() -> torch.Tensor:
+        return head.logits(unroll(head, tokens[:, 1:], features, 3)[2][:, 2:]).mean()
+
+    value().backward()
+    slope = sum(float((weight.grad * way).sum()) for weight, way in zip(head.parameters(), ways, strict=True))
+    ends = []
+    for length in (1e-4, -1e-4):
+        with torch.no_grad():
+            for weight, way in zip(head.parameters(), ways, strict=True):
+                weight += length * way
+            ends.append(float(value()))
+            for weight, way in zip(head.parameters(), ways, strict=True):
+                weight -= length * way
+    assert slope == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=0.02)

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from bozza.models.eagle import head_rows
 from bozza.train.features import Features
+from bozza.train.lines import Frequent, lay_out
 from bozza.train.loop import Agreement, Recipe, Trainer
 
 DEPTHS = 5  # of the agreement
@@ -55,62 +56,34 @@ class DraftTrainer(Trainer):
 
     def __init__(self, model: Any, targets: Tensor, features: Features, recipe: Recipe, checkpoint: Path) -> None:
         self.model = model
-        self._targets = targets
-        self._rows = head_rows(model, targets).detach()
-        self._place = torch.full((model.config.vocab_size,), -1)
-        self._place[targets] = torch.arange(len(targets))
+        self._frequent = Frequent(targets, head_rows(model, targets), model.config.vocab_size)
         super().__init__(model, features, recipe, checkpoint)
 
     def loss(self, chosen: Sequence[int]) -> Tensor:
         """Cross-entropy against the target's law on the frequent tokens, after each token of the answers."""
-        ids, due = self._batch(chosen)
-        laws = [self._features.laws(index) for index in chosen]
-        places = [self._due(index) for index in chosen]
-        law_ids = torch.cat([law[0][place] for law, place in zip(laws, places, strict=True)])
-        probs = torch.cat([law[1][place] for law, place in zip(laws, places, strict=True)])
-        law_ids = self._place[law_ids]
-        probs = probs.masked_fill(law_ids < 0, 0.0)
-        probs /= probs.sum(dim=1, keepdim=True).clamp(min=1e-3)
-        law_ids, probs = law_ids.clamp(min=0).to(self._device), probs.to(self._device)
+        lines = lay_out(self._features, chosen, self._device)
         with torch.autocast(self._device.type, torch.bfloat16):
-            logits = functional.linear(self._hidden(ids)[due], self._rows).float()
-        likely = logits.gather(1, law_ids)
-        return (probs.sum(dim=1) * logits.logsumexp(dim=1) - (probs * likely).sum(dim=1)).mean()
+            logits = self._frequent.logits(self._hidden(lines.tokens)[lines.due]).float()
+        return self._frequent.entropy(logits, lines.law_ids[lines.due], lines.law_probs[lines.due])
 
     @torch.inference_mode()
     def agreement(self, most: int = 60) -> Agreement:
         """On held-out answers, how long a chain of the model's first guesses agrees with what came."""
         right, tried = [0] * DEPTHS, [0] * DEPTHS
         for chosen in self._pack(self.held_out[:most]):
-            ids, due = self._batch(chosen)
+            lines = lay_out(self._features, chosen, self._device)
             with torch.autocast(self._device.type, torch.bfloat16):
-                guesses = self._targets.to(self._device)[functional.linear(self._hidden(ids), self._rows).argmax(dim=2)]
-            came = functional.pad(ids[:, 1:], (0, 1), value=-1)
-            alive = due.clone()
+                logits = self._frequent.logits(self._hidden(lines.tokens))
+            hits = self._frequent.targets[logits.argmax(dim=2)] == lines.next_tokens
+            alive = lines.due
             for step in range(DEPTHS):
-                alive = functional.pad(alive[:, :-1], (1, 0)) & due if step else alive
+                alive = functional.pad(alive[:, :-1], (1, 0)) & lines.due if step else alive
                 tried[step] += int(alive.sum())
-                alive &= guesses == came
+                alive = alive & hits
                 right[step] += int(alive.sum())
         return Agreement.of(right, tried)
 
     def _hidden(self, ids: Tensor) -> Tensor:
-        """[sequences, length, size], after the final norm."""
+        """[lines, length, size], after the final norm."""
         hidden: Tensor = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         return hidden
-
-    def _due(self, index: int) -> slice:
-        """The tokens of a conversation after which one of its answer comes."""
-        conversation = self._features.conversations[index]
-        return slice(max(conversation.prompt_len - 1, 0), len(conversation.tokens) - 1)
-
-    def _batch(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Token ids [sequences, length] and which of them are due; what fills up comes last, so that none sees it."""
-        conversations = [self._features.conversations[index] for index in chosen]
-        length = max(len(conversation.tokens) for conversation in conversations)
-        ids = torch.zeros(len(chosen), length, dtype=torch.int64)
-        due = torch.zeros(len(chosen), length, dtype=torch.bool)
-        for line, (index, conversation) in enumerate(zip(chosen, conversations, strict=True)):
-            ids[line, : len(conversation.tokens)] = torch.tensor(conversation.tokens)
-            due[line, self._due(index)] = True
-        return ids.to(self._device), due.to(self._device)
