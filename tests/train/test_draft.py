@@ -59,7 +59,7 @@ def trainer(model: Any, features: Features, path: Path, **recipe: Any) -> DraftT
 
 def test_the_loss_is_the_cross_entropy_with_the_targets_law(model: Any, features: Features, tmp_path: Path) -> None:
     learner = trainer(model, features, tmp_path)
-    targets, losses = learner._targets, []
+    targets, losses = learner._frequent.targets, []
     for index in (4, 9):
         conversation, (ids, probs) = features.conversations[index], features.laws(index)
         with torch.no_grad():
