@@ -43,8 +43,9 @@ def test_the_first_and_the_last_layer_are_among_those_that_are_copied(layers: in
     assert target.config.num_hidden_layers == 5
 
 
-def test_a_target_in_16_bits_gives_a_model_that_can_be_trained() -> None:
-    small = fewer_layers(tiny("llama", dtype=torch.bfloat16, tie_word_embeddings=True), 2)
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_target_in_16_bits_gives_a_model_that_can_be_trained(tied: bool) -> None:
+    small = fewer_layers(tiny("llama", dtype=torch.bfloat16, tie_word_embeddings=tied), 2)
     assert {weight.dtype for weight in small.parameters()} == {torch.float32}
     assert not small.get_input_embeddings().weight.requires_grad
     assert not small.get_output_embeddings().weight.requires_grad
