@@ -194,3 +194,14 @@ def test_files_without_prompts_are_refused_in_a_line(tmp_path: Path, content: by
         read_prompts(file)
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_target_that_never_ends_a_turn_is_given_up_on(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "USER_TOKENS", 1)
+    monkeypatch.setattr(module, "FRUITLESS", 30)
+    monkeypatch.setattr(llm.engine, "_end_ids", frozenset())
+    with pytest.raises(ConfigError, match="gave no new conversation .* give --prompts FILE"):
+        written(llm, tmp_path / "file.jsonl")
+    assert llm.engine.idle

@@ -20,6 +20,7 @@ from bozza.llm import LLM
 from bozza.params import SamplingParams
 
 BATCH = 96  # conversations in flight
+FRUITLESS = 20 * BATCH  # texts without any new conversation, after which more will not help
 USER_TOKENS, ANSWER_TOKENS = 128, 256  # most of each
 USER_TEMPERATURE, USER_TOP_P = 0.9, 0.95
 ANSWER_TEMPERATURES = (0.0, 0.0, 0.7)  # one is drawn for each conversation
@@ -118,11 +119,16 @@ class Synthesis:
         self._prefix = "" if prompts is not None else _user_prefix(llm)
 
     def run(self, file: ConversationFile, tokens: int, on_progress: Callable[[int], None] = lambda done: None) -> None:
-        """Write conversations until the file's dataset holds `tokens` tokens, or the prompts are used up."""
+        """Write conversations until the file's dataset holds `tokens` tokens, or the prompts are used up.
+
+        Raises:
+            ConfigError: nothing new comes.
+        """
         live: dict[int, tuple[Request, int, bool]] = {}  # request id -> request, index, whether it is the answer
         indices = self._indices(file)
         engine = self._llm.engine
         missing = self._missing(file, tokens)
+        fruitless = 0  # conversations since the dataset last grew
         try:
             while missing > 0:
                 while len(live) < BATCH and (index := next(indices, None)) is not None:
@@ -139,8 +145,14 @@ class Synthesis:
                     else:
                         file.add(_conversation(request, index, answers))
                 if finished:
-                    missing = self._missing(file, tokens)
+                    before, missing = missing, self._missing(file, tokens)
+                    fruitless = 0 if missing < before else fruitless + len(finished)
                     on_progress(tokens - missing)
+                if fruitless > FRUITLESS:
+                    raise ConfigError(
+                        f"the last {fruitless} texts gave no new conversation (user turns that do not end, or repeat): "
+                        "give --prompts FILE"
+                    )
         finally:
             for request, *_ in live.values():
                 engine.abort(request)
