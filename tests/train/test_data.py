@@ -202,6 +202,6 @@ def test_a_target_that_never_ends_a_turn_is_given_up_on(
     monkeypatch.setattr(module, "USER_TOKENS", 1)
     monkeypatch.setattr(module, "FRUITLESS", 30)
     monkeypatch.setattr(llm.engine, "_end_ids", frozenset())
-    with pytest.raises(ConfigError, match="gave no new conversation .* give --prompts FILE"):
+    with pytest.raises(ConfigError, match=r"gave no new conversation .* give --prompts FILE"):
         written(llm, tmp_path / "file.jsonl")
     assert llm.engine.idle
