@@ -23,7 +23,8 @@ from bozza import LLM, Output, SamplingParams
 from bozza.bench import environment
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
-TINTS = {"ngram": "green", "model": "cyan"}
+DRAFT = ["ngram", "eagle:k=6"]  # copy, or ask the head that comes with the package
+TINTS = {"ngram": "green", "eagle": "cyan"}
 console = Console(highlight=False)
 
 
@@ -116,7 +117,7 @@ def main() -> None:
 
     logging.disable_progress_bar()
     with console.status("fetching and loading the default model (once: about 100 MB)"):
-        llm = LLM("smollm2", draft=["ngram"], policy="fixed", dtype="bfloat16", device="cpu")
+        llm = LLM("smollm2", draft=DRAFT, policy="fixed", dtype="bfloat16", device="cpu")
     plain = llm.with_policy("off")
     params = SamplingParams(max_tokens=options.max_tokens)
     for contestant in (plain, llm):  # nobody's first pass is measured
@@ -127,7 +128,7 @@ def main() -> None:
         name = case["workload"]
         console.rule(f"[bold]{name}[/bold] · plain")
         slow = decode(plain, case["messages"], params)
-        console.rule(f"[bold]{name}[/bold] · speculative ([green]green: passes with right guesses[/green])")
+        console.rule(f"[bold]{name}[/bold] · speculative ([green]green[/green]: copied, [cyan]cyan[/cyan]: from the head)")
         fast = decode(llm, case["messages"], params)
         rows.append(row(name, slow, fast, compare(llm, slow, fast, params)))
     console.rule("[bold]the same text, sooner[/bold] (tokens/s)")

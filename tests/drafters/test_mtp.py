@@ -20,6 +20,12 @@ from tiny import tiny, token_prompts
 TARGETS = ("deepseek_v3", "exaone_moe", "glm4_moe", "mellum", "mimo_v2_flash", "llama")
 
 
+@pytest.fixture(autouse=True)
+def _all_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees as deep as they can be, however unlikely it is that the target gets so far."""
+    monkeypatch.setattr("bozza.drafters.heads.LEVEL", 0.0)
+
+
 @pytest.fixture(params=TARGETS, scope="module")
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str]:
     """A target, and the drafter that means its modules."""

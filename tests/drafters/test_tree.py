@@ -209,3 +209,13 @@ def test_the_draw_is_found_in_large_vocabularies_where_the_law_is_peaked():
     drawn = race(logits, race_keys([(place.request.seed, 0) for place in places], CPU), 0.8).tolist()
     met = sum(tokens[0] == token for (tokens, _), token in zip(ranked, drawn, strict=True))
     assert met >= 190
+
+
+def test_a_level_that_is_hardly_ever_reached_is_not_paid_for():
+    """Each token is followed by one of two others, equally likely."""
+    logits = torch.full((4, 4), -30.0)
+    logits[:, :2] = 0.0
+    for width, least, depth in ((2, 0.9, 2), (1, 0.9, 1), (1, 0.4, 2), (1, 0.2, 3), (1, 0.0, 6)):
+        table, tree = Table(logits), Tree(request(0, 0), 6)
+        grow([tree], table.roots([tree]), table.expand, Rank(coupled=True), width, least)
+        assert max(tree.draft("x").depths()) == depth, (width, least)

@@ -28,6 +28,7 @@ from bozza.drafters.tree import Rank, Tree, grow
 from bozza.models.head_runner import HeadRow, HeadRunner
 from bozza.models.runner import Row
 
+LEVEL = 0.15  # a further level costs a pass of the head: it must be likely enough that the target gets so far
 CHUNK = 512  # slots per request and pass
 
 
@@ -82,7 +83,7 @@ class HeadDrafter:
             budget = dict(zip((request.id for request in requests), budgets, strict=True))
             growing = _Growing(self._runners, {request.id: self._states[request.id] for request in able})
             trees = [Tree(request, budget[request.id]) for request in able]
-            grow(trees, growing.roots(able), growing.expand, self._rank, self._width)
+            grow(trees, growing.roots(able), growing.expand, self._rank, self._width, LEVEL)
             drafts = {tree.request.id: tree.draft(self.name) for tree in trees}
         return [drafts.get(request.id, NO_DRAFT) for request in requests]
 

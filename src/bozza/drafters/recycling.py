@@ -26,10 +26,6 @@ class Successors:
         self._tokens = array("i", bytes(4 * KEPT * vocab_size))
         self._shares = array("B", bytes(KEPT * vocab_size))  # probabilities in 255ths; 0: unknown
 
-    def known(self, token: int) -> bool:
-        """Whether the token has successors."""
-        return self._shares[token * KEPT] > 0
-
     def put(self, token: int, successors: Sequence[int], probabilities: Sequence[float]) -> None:
         """Replace what is known, likeliest first."""
         start = token * KEPT
@@ -64,14 +60,15 @@ class RecyclingDrafter:
         """See `Drafter.observe`; the table is filled by `read`."""
 
     def read(self, request: Request, reading: Reading) -> None:
-        """See `Reader.read`. Rows of the accepted path are always kept, others where nothing is known yet."""
+        """See `Reader.read`. All rows are kept: what the target thinks of tokens that did not come is news as well."""
         after = reading.after
-        standing = {0, *(node + 1 for node in reading.path)}
-        rows = [row for row, token in enumerate(after) if row in standing or not self._table.known(token)]
-        if rows:
-            successors, probabilities = reading.likeliest(rows, self._kept)
-            for place, row in enumerate(rows):
-                self._table.put(after[row], successors[place], probabilities[place])
+        if not after:
+            return
+        standing = [0, *(node + 1 for node in reading.path)]  # noted last, so that they count where a token comes twice
+        rows = [*sorted(set(range(len(after))) - set(standing)), *standing]
+        successors, probabilities = reading.likeliest(rows, self._kept)
+        for place, row in enumerate(rows):
+            self._table.put(after[row], successors[place], probabilities[place])
 
     def draft(self, requests: Sequence[Request], budgets: Sequence[int]) -> list[Draft]:
         """See `Drafter.draft`."""

@@ -56,6 +56,10 @@ class Tree:
         standing = {node for node in self.best() if len(self.paths[node]) < self.budget}
         return sorted((node for node in self.level if node in standing), key=lambda node: -self.values[node])[:width]
 
+    def chance(self, nodes: Sequence[int]) -> float:
+        """How likely one of some nodes of a level stands."""
+        return sum(self.values[node] for node in nodes)
+
     def feed(self, nodes: Sequence[int]) -> Draft:
         """Note that these nodes get children now; returns all nodes that ever did, as a tree."""
         self.fed += nodes
@@ -80,7 +84,7 @@ class Tree:
 Expand = Callable[[Sequence[tuple[Tree, Draft, int]]], Tensor]
 
 
-def grow(trees: Sequence[Tree], roots: Tensor, expand: Expand, rank: Rank, width: int) -> None:
+def grow(trees: Sequence[Tree], roots: Tensor, expand: Expand, rank: Rank, width: int, least: float = 0.0) -> None:
     """Grow all trees together, one call of `expand` for each level.
 
     Args:
@@ -89,12 +93,13 @@ def grow(trees: Sequence[Tree], roots: Tensor, expand: Expand, rank: Rank, width
         expand: what the drafter guesses after nodes.
         rank: picks children.
         width: see `WIDTH`.
+        least: a tree grows deeper only where one of the nodes that would get children stands with this probability.
     """
     children = rank(roots, [Place(tree.request, ()) for tree in trees], width)
     for tree, (tokens, confidences) in zip(trees, children, strict=True):
         tree.add(-1, tokens, confidences)
     for _ in range(1, DEPTH):
-        chosen = [(tree, nodes) for tree in trees if (nodes := tree.promising(width))]
+        chosen = [(tree, nodes) for tree in trees if (nodes := tree.promising(width)) and tree.chance(nodes) >= least]
         if not chosen:
             return
         asked = []
