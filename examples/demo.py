@@ -128,7 +128,8 @@ def main() -> None:
         name = case["workload"]
         console.rule(f"[bold]{name}[/bold] · plain")
         slow = decode(plain, case["messages"], params)
-        console.rule(f"[bold]{name}[/bold] · speculative ([green]green[/green]: copied, [cyan]cyan[/cyan]: from the head)")
+        colours = "[green]green[/green]: copied, [cyan]cyan[/cyan]: from the head"
+        console.rule(f"[bold]{name}[/bold] · speculative ({colours})")
         fast = decode(llm, case["messages"], params)
         rows.append(row(name, slow, fast, compare(llm, slow, fast, params)))
     console.rule("[bold]the same text, sooner[/bold] (tokens/s)")
