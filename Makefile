@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint types unit fix bench bench-overhead bench-plain bench-bits bench-invariant readme clean
+.PHONY: setup demo test lint types unit fix bench bench-overhead bench-plain bench-bits bench-invariant bench-drafters readme clean
 
 setup: $(READY)
 
@@ -48,6 +48,10 @@ bench-bits: setup
 
 bench-invariant: setup
 	$(BIN)/python benchmarks/invariant.py
+
+# Needs prompts that no drafter was trained on: lines as for `bozza bench`.
+bench-drafters: setup
+	$(BIN)/python benchmarks/drafters.py --prompts $(PROMPTS)
 
 readme: setup
 	$(BIN)/python benchmarks/readme.py

@@ -80,6 +80,26 @@ def overhead() -> str:
     )
 
 
+def drafters() -> str:
+    document = load("drafters")
+    workloads = list(dict.fromkeys(row["workload"] for row in document["rows"]))
+    found = {(row["draft"], row["workload"]): row for row in document["rows"]}
+    rows = [
+        [
+            f"`{draft.replace(' ', '` + `')}`",
+            *(
+                f"{found[draft, workload]['committed_per_pass']:.2f} ({found[draft, workload]['ratio']:.2f}x)"
+                for workload in workloads
+            ),
+        ]
+        for draft in dict.fromkeys(row["draft"] for row in document["rows"])
+    ]
+    facts = document["environment"]
+    prompts = document["rows"][0]["prompts"]
+    about = f"{prompts} prompts of each workload, {facts['tokens']} tokens, batch 1, policy `fixed`. "
+    return table(["drafters", *(name.replace("_", " ") for name in workloads)], rows) + "\n\n" + about + footnote(facts)
+
+
 def footnote(facts: dict[str, Any]) -> str:
     return (
         f"{facts['model']}, {facts['dtype']}, {facts['threads']} threads of an {facts['processor']}, "
@@ -93,7 +113,7 @@ def main() -> None:
     options = parser.parse_args()
     file = ROOT / "README.md"
     text = written = file.read_text(encoding="utf-8")
-    for make in (demo, plain, overhead):
+    for make in (demo, drafters, plain, overhead):
         block = re.compile(rf"(<!-- {make.__name__} -->\n).*?(<!-- end -->)", re.DOTALL)
         written, found = block.subn(lambda match, make=make: f"{match[1]}{make()}\n{match[2]}", written)
         if not found:

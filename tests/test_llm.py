@@ -156,7 +156,7 @@ def test_report_43_requests_do_not_inherit_drafts(llm):
     """The n-gram index of one request is gone with it."""
     llm.generate("abcdefgh" * 4, SamplingParams(max_tokens=4))
     assert not llm.engine._drafters["ngram"]._indices
-    assert not llm.engine._drafters["model"]._states
+    assert not llm.engine._drafters["model"]._slots._states
 
 
 def test_public_names_are_exported_and_sorted():

@@ -171,10 +171,10 @@ def test_a_step_interrupted_after_its_pass_leaves_others_right(where):
         served.step()
     forward = model.forward
 
-    def checked(rows):
+    def checked(rows, hidden_layers=()):
         for request in served.scheduler.running:
             assert model.tokens[request.slot] == request.tokens[: request.cached]
-        return forward(rows)
+        return forward(rows, hidden_layers)
 
     model.forward = checked
     run(served, *requests)
