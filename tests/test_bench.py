@@ -44,7 +44,7 @@ def test_the_document_holds_what_was_measured(llm, batch, repeat, runs):
         assert row["tokens_per_s"] == row["tokens"] / row["seconds"]
         assert row["ratio_to_off"] == pytest.approx(row["tokens_per_s"] / rows[workload, "off"]["tokens_per_s"])
         assert row["identical"] is True
-        assert set(row["seconds_by_stage"]) == {"draft", "verify", "sample", "other"}
+        assert set(row["seconds_by_stage"]) == {"plan", "draft", "verify", "sample", "other"}
         if policy == "off":
             assert (row["committed_per_pass"], row["drafters"], row["ratio_median"]) == (1.0, {}, 1.0)
         else:

@@ -20,7 +20,7 @@ def test_a_folder_becomes_an_llm(llm, folders):
     assert out.text == decode(llm.tokenizer, out.token_ids)
     assert out.finish_reason == "length"
     assert set(out.stats.drafted) <= {"ngram", "model"}
-    assert set(out.stats.seconds) == {"draft", "verify", "sample", "other"}
+    assert set(out.stats.seconds) == {"plan", "draft", "verify", "sample", "other"}
     assert set(out.stats.draft_seconds) == {"ngram", "model"}
 
 

@@ -76,9 +76,9 @@ class OnAndOff(Fixed):
 
     step = 0
 
-    def plan(self, requests):
+    def plan(self, requests, load, ask):
         self.step += 1
-        return super().plan(requests) if self.step % 5 < 3 else Plan()
+        return super().plan(requests, load, ask) if self.step % 5 < 3 else Plan()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

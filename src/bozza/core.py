@@ -14,8 +14,8 @@ from typing import Any, Literal, Protocol
 from bozza.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort"]
-Stage = Literal["draft", "verify", "sample", "other"]
-STAGES: tuple[Stage, ...] = ("draft", "verify", "sample", "other")
+Stage = Literal["plan", "draft", "verify", "sample", "other"]
+STAGES: tuple[Stage, ...] = ("plan", "draft", "verify", "sample", "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +155,22 @@ class Constraint(Watch, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The leader's decision for one step: request id -> drafter name -> how many tokens to draft."""
+class Load:
+    """What the next pass carries before anything is drafted, and how much it may carry beside that."""
 
-    budgets: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    rows: int  # requests in the pass
+    tokens: int  # tokens that it computes for them: one each, and what is read of prompts
+    cached: int  # tokens that it attends to in the store
+    room: Mapping[int, int]  # id of each request that is past its prompt -> most nodes that its draft may have
+    chains: bool = False  # of a tree only the trunk will be verified
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The leader's decision for one step: what to verify. A request without a draft is decoded plainly."""
+
+    drafts: Mapping[int, Draft] = field(default_factory=dict)  # by request id
+    expected: Mapping[int, float] = field(default_factory=dict)  # request id -> tokens that it should commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +186,7 @@ class StepStats:
     accepted: Mapping[str, int]
     seconds: Mapping[Stage, float]
     draft_seconds: Mapping[str, float]  # the part of seconds["draft"] spent inside each drafter
+    read_seconds: Mapping[str, float] = field(default_factory=dict)  # the part of that spent reading the pass
 
     @property
     def total_seconds(self) -> float:
@@ -187,8 +200,9 @@ class RequestStats:
 
     `passes` are the target passes that committed tokens of this request, `prompt_passes` those that only read a chunk
     of its prompt. Of the `drafted` nodes, `tested` are those whose parent stood, so that they were compared at all, and
-    `accepted` those that were committed. Seconds are wall time of the steps that the request took part in, whoever
-    shared them.
+    `accepted` those that were committed. `choices` counts the passes by what was verified ("ngram+eagle", or "off" for
+    nothing), and `expected` is how many tokens the leader expected of those for which it said so, `expecting` of them.
+    Seconds are wall time of the steps that the request took part in, whoever shared them.
     """
 
     passes: int = 0
@@ -197,6 +211,9 @@ class RequestStats:
     drafted: Counter[str] = field(default_factory=Counter)
     tested: Counter[str] = field(default_factory=Counter)
     accepted: Counter[str] = field(default_factory=Counter)
+    choices: Counter[str] = field(default_factory=Counter)
+    expected: float = 0.0
+    expecting: int = 0
     seconds: dict[Stage, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     draft_seconds: dict[str, float] = field(default_factory=dict)
 
@@ -206,6 +223,12 @@ class RequestStats:
             self.seconds[stage] += spent
         for name, spent in draft_seconds.items():
             self.draft_seconds[name] = self.draft_seconds.get(name, 0.0) + spent
+
+    def expect(self, tokens: float | None) -> None:
+        """Note what the leader expected of a pass, if it said so."""
+        if tokens is not None:
+            self.expected += tokens
+            self.expecting += 1
 
     @property
     def committed_per_pass(self) -> float:

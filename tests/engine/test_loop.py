@@ -215,7 +215,7 @@ def test_steps_say_what_they_did_and_took():
     assert second.accepted == {"oracle": 2}
     assert second.draft_seconds == {"oracle": 1.0}
     assert second.total_seconds == sum(second.seconds.values())
-    assert all(second.seconds[stage] > 0 for stage in ("draft", "verify", "sample", "other"))
+    assert all(second.seconds[stage] > 0 for stage in ("plan", "draft", "verify", "sample", "other"))
     assert asked.stats.seconds["verify"] == first.seconds["verify"] + second.seconds["verify"]
 
 

@@ -44,10 +44,10 @@ def test_long_prompts_are_chunked_under_the_budget():
 def test_decoding_requests_always_run_and_drafts_leave_room_for_prompts():
     scheduler = Scheduler(cycle(5), max_running=4, token_budget=16)
     decoding(scheduler, [0, 1])
-    assert scheduler.draft_room() == 7
+    assert scheduler.load().room == {0: 7, 1: 7}
     scheduler.add(request(2, 100))
     scheduler.admit()
-    assert scheduler.draft_room() == 3
+    assert scheduler.load().room == {0: 3, 1: 3}
     batch = scheduler.batch({id_: Draft.chain([2] * 3, "x") for id_ in (0, 1)})
     assert [len(row.draft) for row in batch.rows] == [3, 3, 0]
     assert len(batch.rows[2].tokens) == 8

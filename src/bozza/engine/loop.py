@@ -14,18 +14,18 @@ from typing import Any
 from torch import Tensor
 
 from bozza.core import (
-    STAGES,
     Constraint,
     Draft,
     FinishReason,
+    Load,
     Plan,
     Request,
-    Stage,
     StepStats,
     Verdict,
     Watch,
 )
-from bozza.drafters import Drafter, merge
+from bozza.drafters import Drafter
+from bozza.engine.asking import Asking, Stopwatch
 from bozza.engine.readings import Kept, Readings
 from bozza.engine.scheduler import Batch, Due, Scheduler
 from bozza.engine.stops import cut
@@ -177,21 +177,21 @@ class Engine:
 
     def step(self) -> StepStats:
         """Advance every running request by one pass. At least one request must be unfinished."""
-        watch = _Stopwatch(self._clock)
+        watch = Stopwatch(self._clock)
         decoding = self._admit()
-        plan = self._leader.plan(decoding)
+        load = self.scheduler.load(self._chains_only)
         watch.lap("other")
-        drafts = self._draft(decoding, plan, watch)
-        watch.lap("draft")
-        batch = self.scheduler.batch(drafts)
+        plan = self._leader.plan(decoding, load, Asking(self._drafters, decoding, load.room, watch).ask)
+        watch.lap("plan")
+        batch = self.scheduler.batch(self._fitted(plan, load))
         watch.lap("other")
         result = self.model.forward(batch.rows, self._readings.hidden_layers)
         watch.lap("verify")
         due = batch.due()
         verdicts = self._verify(batch, due, result.logits)
         watch.lap("sample")
-        outcome = self._commit(batch, zip(due, verdicts, strict=True), result, watch)
-        self._leader.learn(outcome)
+        outcome, committed = self._commit(batch, zip(due, verdicts, strict=True), result, watch, plan)
+        self._leader.learn(outcome, committed)
         return outcome
 
     def _admit(self) -> list[Request]:
@@ -201,28 +201,11 @@ class Engine:
                 drafter.start(request)
         return [request for request in self.scheduler.running if request.decoding]
 
-    def _draft(self, decoding: Sequence[Request], plan: Plan, watch: _Stopwatch) -> dict[int, Draft]:
-        """Ask each drafter once for all its requests, and merge what each request got."""
-        found: dict[int, list[Draft]] = {}
-        # The pass adds a token of its own, so a request with n tokens left has use for n - 1 guesses.
-        room = self.scheduler.draft_room()
-        most = {request.id: min(request.remaining - 1, room) for request in decoding}
-        for name, drafter in self._drafters.items():
-            asked = [
-                (request, budget)
-                for request in decoding
-                if (budget := min(plan.budgets.get(request.id, {}).get(name, 0), most[request.id])) > 0
-            ]
-            if not asked:
-                continue
-            started = self._clock()
-            drafts = drafter.draft([request for request, _ in asked], [budget for _, budget in asked])
-            watch.draft_seconds[name] = self._clock() - started
-            for (request, _), draft in zip(asked, drafts, strict=True):
-                found.setdefault(request.id, []).append(draft)
-        if self._chains_only:  # branches that are thrown away need no room
-            return {id_: merge(ds, sum(map(len, ds))).trunk().head(most[id_]) for id_, ds in found.items()}
-        return {id_: merge(drafts, most[id_]) for id_, drafts in found.items()}
+    def _fitted(self, plan: Plan, load: Load) -> dict[int, Draft]:
+        """The planned drafts, as far as there is room for them."""
+        return {
+            id_: (draft.trunk() if load.chains else draft).head(load.room[id_]) for id_, draft in plan.drafts.items()
+        }
 
     def _verify(self, batch: Batch, due: Sequence[Due], logits: Tensor) -> list[Verdict]:
         """Note the likelihood of prompts where asked for, then let the rule judge the rest."""
@@ -239,11 +222,17 @@ class Engine:
         return self._rule.verify(judged, [request for request, *_ in due], [draft for _, draft, _ in due])
 
     def _commit(
-        self, batch: Batch, judged: Iterator[tuple[Due, Verdict]], result: ForwardResult, watch: _Stopwatch
-    ) -> StepStats:
-        """Move every request on, and say what the step came to."""
+        self,
+        batch: Batch,
+        judged: Iterator[tuple[Due, Verdict]],
+        result: ForwardResult,
+        watch: Stopwatch,
+        plan: Plan,
+    ) -> tuple[StepStats, dict[int, Sequence[int]]]:
+        """Move every request on, and say what the step came to and which tokens each request committed."""
         cached = sum(request.cached for request in batch.requests)
-        committed, drafted, tested, accepted = 0, Counter[str](), Counter[str](), Counter[str]()
+        drafted, tested, accepted = Counter[str](), Counter[str](), Counter[str]()
+        committed: dict[int, Sequence[int]] = {}
         kept: list[Kept] = []
         for request, row in zip(batch.requests, batch.rows, strict=True):
             mine = next(judged) if len(row.tokens) == request.pending else None
@@ -259,30 +248,32 @@ class Engine:
             tokens, tried, credits = self._advance(request, row, verdict, result.logits[root : root + 1 + len(draft)])
             if not request.finished:
                 kept.append(Kept(request, row, first, verdict.path[: len(tokens)]))
-            committed += len(tokens)
+            committed[request.id] = tokens
+            request.stats.expect(plan.expected.get(request.id))
             drafted.update(draft.drafters)
             tested.update(tried)
             accepted.update(credits)
         watch.lap("other")
         for name in self._readings.names() if kept else ():
-            started = self._clock()
             self._readings.show(name, batch.rows, kept, result)
-            watch.draft_seconds[name] = watch.draft_seconds.get(name, 0.0) + self._clock() - started
-        watch.lap("draft")
+            watch.read_seconds[name] = watch.lap("draft")
+            watch.charge(name, watch.read_seconds[name])
         for request in batch.requests:
             request.stats.charge(watch.seconds, watch.draft_seconds)
         new_tokens = sum(len(row.tokens) + len(row.draft) for row in batch.rows)
-        return StepStats(
+        outcome = StepStats(
             len(batch.rows),
             new_tokens,
             cached,
-            committed,
+            sum(map(len, committed.values())),
             drafted,
             tested,
             accepted,
             watch.seconds,
             watch.draft_seconds,
+            watch.read_seconds,
         )
+        return outcome, committed
 
     def _advance(
         self, request: Request, row: Row, verdict: Verdict, logits: Tensor
@@ -305,6 +296,7 @@ class Engine:
             request.commit(tokens, credits)
             request.cached += len(row.tokens)
             request.stats.drafted.update(draft.drafters)
+            request.stats.choices["+".join(dict.fromkeys(draft.drafters)) or "off"] += 1
             request.stats.tested.update(tried)
             if reason is not None:
                 self._finish(request, reason)
@@ -325,18 +317,3 @@ class Engine:
             for drafter in self._drafters.values():
                 drafter.stop(request)
         request.finish_reason = reason
-
-
-class _Stopwatch:
-    """Charges the time since the last lap to a stage."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._last = clock()
-        self.seconds: dict[Stage, float] = dict.fromkeys(STAGES, 0.0)
-        self.draft_seconds: dict[str, float] = {}
-
-    def lap(self, stage: Stage) -> None:
-        now = self._clock()
-        self.seconds[stage] += now - self._last
-        self._last = now

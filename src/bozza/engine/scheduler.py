@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bozza.core import NO_DRAFT, Draft, Request
+from bozza.core import NO_DRAFT, Draft, Load, Request
 from bozza.errors import ConfigError
 from bozza.models.runner import Model, Row
 
@@ -98,17 +98,30 @@ class Scheduler:
         if slot is not None:
             self._model.free(slot)
 
-    def draft_room(self) -> int:
-        """Most nodes that each decoding request may bring to the next pass. While prompts wait, they get half of it."""
-        decoding = sum(request.decoding for request in self.running)
-        budget = self._budget if decoding == len(self.running) else self._budget // 2
-        return budget // max(decoding, 1) - 1
+    def load(self, chains: bool = False) -> Load:
+        """What the next pass carries before anything is drafted.
+
+        Args:
+            chains: see `Load`.
+        """
+        prompts = [request.pending for request in self.running if not request.decoding]
+        decoding = [request for request in self.running if request.decoding]
+        # While prompts wait, drafts get half of the budget. The pass adds a token of its own, so a request with n
+        # tokens left has use for n - 1 guesses.
+        most = (self._budget // 2 if prompts else self._budget) // max(len(decoding), 1) - 1
+        return Load(
+            len(self.running),
+            min(len(decoding) + sum(prompts), self._budget),
+            sum(request.cached for request in self.running),
+            {request.id: min(request.remaining - 1, most) for request in decoding},
+            chains,
+        )
 
     def batch(self, drafts: Mapping[int, Draft]) -> Batch:
         """The rows of the next pass: one per decoding request, then prompt chunks.
 
         Args:
-            drafts: by request id, each of at most `draft_room()` nodes.
+            drafts: by request id, each within the room that `load` gave it.
         """
         requests = [request for request in self.running if request.decoding]
         rows = [Row(_slot(request), request.tokens[-1:], drafts.get(request.id, NO_DRAFT)) for request in requests]
