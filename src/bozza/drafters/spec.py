@@ -12,7 +12,7 @@ MAX_TOKENS = 64  # most tokens that one drafter may be asked for at once
 DEFAULT_TOKENS = {
     "grammar": 8, "prediction": 16, "ngram": 8, "suffix": 12, "recycling": 24, "model": 4, "eagle": 24, "mtp": 4,
 }  # fmt: skip
-POLICIES = ("off", "fixed")
+POLICIES = ("adaptive", "fixed", "off")
 RULES = ("coupled", "rejection", "block")
 DEFAULT_DRAFT = ("grammar", "prediction", "ngram")
 OPTIONS = {
@@ -27,12 +27,16 @@ OPTIONS = {
 }
 # These take a name or folder. Without one, an eagle is the head of the package, an mtp the target's own modules.
 NAMED = ("model", "eagle", "mtp")
+PAID = NAMED  # these take more than microseconds
 MAX_WIDTH = 16
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSpec:
-    """One drafter as a user names it. `tokens` is what policy `fixed` drafts with it at each step."""
+    """One drafter as a user names it.
+
+    `tokens` is what policy `fixed` drafts with it at each step, and the most that policy `adaptive` does.
+    """
 
     text: str = field(compare=False)
     kind: str
@@ -100,14 +104,14 @@ def check_drafting(draft: Sequence[str] | None, policy: str, rule: str = "couple
         ConfigError: an option is unknown, out of range or would have no effect.
     """
     if policy not in POLICIES:
-        raise ConfigError(f"no policy '{policy}': use {' or '.join(POLICIES)}")
+        raise ConfigError(f"no policy '{policy}': use {', '.join(POLICIES)}")
     if rule not in RULES:
         raise ConfigError(f"no rule '{rule}': use coupled, rejection or block")
     if isinstance(draft, str):
         raise ConfigError(f"draft is a list of specifications: write draft=['{draft}']")
     if policy == "off":
         if draft:
-            raise ConfigError("policy 'off' never drafts: drop the drafters, or use policy 'fixed'")
+            raise ConfigError("policy 'off' never drafts: drop the drafters, or use policy 'adaptive'")
         return []
     if draft is not None and not draft:
         raise ConfigError(f"policy '{policy}' needs a drafter: name one, or use policy 'off'")

@@ -1,8 +1,8 @@
 """What a step costs on this machine, in seconds, learned from whole served steps.
 
 A step without drafting takes `pass_seconds`: a curve over the tokens that it computes (straight between knots, since
-what a pass costs bends where kernels change), plus so much for each further request and each cached token. One call of a
-drafter takes `draft_seconds`, linear in what it was asked for.
+what a pass costs bends where kernels change), plus so much for each further request and each cached token. One call of
+a drafter takes `draft_seconds`, linear in what it was asked for.
 
 Both start from a calibration and follow what is served: a common drift for a machine that gets slower or faster, and
 small corrections of the knots near what was run. Each correction is bounded, so that one stall moves little.
@@ -138,6 +138,7 @@ class CostModel:
         off = max(-CLIP, min(CLIP, math.log(seconds / expected)))
         self._drift *= math.exp(DRIFT * off)
         place, share = self._between(step.new_tokens * self._copies)
+        share = min(share, 1.0)
         self._seconds[place] *= math.exp(BEND * off * (1.0 - share))
         if place + 1 < len(self._seconds):
             self._seconds[place + 1] *= math.exp(BEND * off * share)

@@ -1,0 +1,201 @@
+"""How likely each drafted node stands.
+
+A node's chance given that its parent stands is looked up in `Rates` by what is known before the target answers: the
+drafter and its confidence in the node given the parent, the depth, whether another drafter says the same or something
+else there, the confidence in the draft's first token (for copies: how much matched), and how the drafter fared lately
+in this request. A free drafter's drafts are scored whether or not they are verified.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bozza.core import Draft
+from bozza.leader.rates import Key, Rates
+
+LEVELS = (2, 3, 4, 6, 7)
+EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.51, 0.62, 0.72, 0.82, 0.9, 0.95, 0.98)  # of confidences
+CENTRES = (0.01, 0.03, 0.07, 0.15, 0.27, 0.45, 0.57, 0.67, 0.77, 0.86, 0.92, 0.96, 0.99)
+DEPTHS = (0, 1, 2, 3, 4, 5, 5, 6, 6, 6, 7)  # depth -> its bin; deeper ones share the last
+RECORDS = (0.1, 0.3, 0.6, 0.85)
+STREAKS = (1, 2, 4, 8, 16)
+UNSAID, UNSAID_DEEPER = 0.4, 0.75  # prior chances where a drafter gives no confidence: first token, later ones
+ALONE, AGREED, DISPUTED = 0, 1, 2
+PACE = 0.25  # how fast a record follows
+STALE = 32  # steps after which a record counts as unknown
+
+
+@dataclass(slots=True)
+class Record:
+    """How a drafter fared lately in one request."""
+
+    hits: float = -1.0  # mean of first tokens right, recent ones most; negative: unknown
+    streak: int = 0  # tokens right in a row
+    seen: int = 0  # step of the last draft
+
+    def bins(self, step: int) -> tuple[int, int]:
+        """What of it goes into keys."""
+        if self.hits < 0.0 or step - self.seen > STALE:
+            return 0, 0
+        return 1 + bisect_right(RECORDS, self.hits), bisect_right(STREAKS, self.streak)
+
+    def add(self, right: int, missed: bool, step: int) -> None:
+        """A draft had so many tokens right in a row, and then a wrong one or none."""
+        hit = float(right > 0)
+        self.hits = hit if self.hits < 0.0 else self.hits + PACE * (hit - self.hits)
+        self.streak = 0 if missed else self.streak + right
+        self.seen = step
+
+
+@dataclass(slots=True)
+class Offer:
+    """A draft, and what was known of it when it was made."""
+
+    name: str
+    draft: Draft
+    record: tuple[int, int]
+    places: list[int] = field(default_factory=list)  # node -> node of the beliefs
+    depths: list[int] = field(default_factory=list)
+    keys: dict[int, Key] = field(default_factory=dict)
+    at: int = -1  # the last node that is known to stand
+    _below: dict[int, list[int]] | None = None
+
+    def below(self, node: int) -> Sequence[int]:
+        """Children of a node."""
+        if self._below is None:
+            self._below = self.draft.children()
+        return self._below.get(node, ())
+
+    def chance(self, node: int, others: int, rates: Rates) -> float:
+        """How likely a node stands if its parent does."""
+        depth = self.depths[node]
+        confidences = self.draft.confidences
+        if not confidences:
+            said, prior = -1, UNSAID if depth == 1 else UNSAID_DEEPER
+        else:
+            parent = self.draft.parents[node]
+            given = confidences[node] / max(confidences[parent], 1e-9) if parent >= 0 else confidences[node]
+            said = bisect_right(EDGES, given)
+            prior = CENTRES[said]
+        key = self._key(node, said, depth, others)
+        self.keys[node] = key
+        return rates.estimate(key, prior)
+
+    def _key(self, node: int, said: int, depth: int, others: int) -> Key:
+        first = bisect_right(EDGES, self.draft.confidences[0]) if self.draft.confidences else -1
+        record, streak = self.record
+        return (self.name, said, DEPTHS[min(depth, 10)], others, first, streak, record)
+
+    def follow(self, tokens: Sequence[int], rates: Rates) -> tuple[int, bool]:
+        """Compare with what came next, and learn from it.
+
+        Returns:
+            How many of the tokens were right, and whether the next one was not (a draft that ends is no miss).
+        """
+        right = 0
+        for token in tokens:
+            found = -1
+            kids = self.below(self.at)
+            for kid in kids:
+                hit = self.draft.tokens[kid] == token
+                if hit:
+                    found = kid
+                if (key := self.keys.get(kid)) is not None:
+                    rates.learn(key, hit)
+            if found < 0:
+                return right, bool(kids)
+            self.at = found
+            right += 1
+        return right, False
+
+
+class Beliefs:
+    """The drafts of one request as one tree, with the chance of each node.
+
+    Args:
+        rates: what was learned so far.
+        least: below a node that is less likely than this nothing is looked at.
+    """
+
+    def __init__(self, rates: Rates, least: float) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.depths: list[int] = []
+        self.chances: list[float] = []
+        self.offers: list[Offer] = []
+        self._index: dict[tuple[int, int], int] = {}
+        self._masks: list[int] = []  # node -> which offers have it, a bit each
+        self._below: dict[int, int] = {}  # node -> which offers have a child there
+        self._who: list[list[tuple[int, int]]] = []  # node -> (offer, its node)
+        self._rates = rates
+        self._least = least
+
+    def add(self, offer: Offer) -> None:
+        """Merge a draft in; `judge` afterwards."""
+        number = len(self.offers)
+        bit = 1 << number
+        self.offers.append(offer)
+        places, index = offer.places, self._index
+        for node, (token, parent) in enumerate(zip(offer.draft.tokens, offer.draft.parents, strict=True)):
+            above = places[parent] if parent >= 0 else -1
+            place = index.get((above, token))
+            if place is None:
+                place = index[above, token] = len(self.tokens)
+                self.tokens.append(token)
+                self.parents.append(above)
+                self.depths.append(1 if above < 0 else self.depths[above] + 1)
+                self._masks.append(0)
+                self._who.append([])
+            places.append(place)
+            offer.depths.append(self.depths[place])
+            self._masks[place] |= bit
+            self._below[above] = self._below.get(above, 0) | bit
+            self._who[place].append((number, node))
+
+    def judge(self) -> None:
+        """Estimate the chance of every node that is worth a look; the others get 0."""
+        chances: list[float] = []
+        for place, parent in enumerate(self.parents):
+            above = chances[parent] if parent >= 0 else 1.0
+            if above < self._least:
+                chances.append(0.0)
+                continue
+            best = 0.0
+            for number, node in self._who[place]:
+                bit = 1 << number
+                others = DISPUTED if self._below[parent] & ~bit else ALONE
+                if self._masks[place] & ~bit:
+                    others = AGREED
+                best = max(best, self.offers[number].chance(node, others, self._rates))
+            chances.append(above * best)
+        self.chances = chances
+
+    def first(self) -> float:
+        """The chance of the likeliest first token."""
+        return max(
+            (chance for chance, parent in zip(self.chances, self.parents, strict=True) if parent < 0), default=0.0
+        )
+
+    def trunk(self) -> list[int]:
+        """The nodes from the root down, each the likeliest below the last."""
+        nodes: list[int] = []
+        at = -1
+        for node, parent in enumerate(self.parents):  # children come after their parents, so one look is enough
+            if parent == at:
+                rivals = [n for n in range(node, len(self.parents)) if self.parents[n] == at]
+                at = max(rivals, key=lambda n: self.chances[n])
+                nodes.append(at)
+        return nodes
+
+    def draft(self, nodes: Sequence[int]) -> Draft:
+        """Some nodes, which hold the parent of each, as a draft."""
+        chosen = sorted(nodes)
+        place = {-1: -1} | {node: index for index, node in enumerate(chosen)}
+        return Draft(
+            tuple(self.tokens[node] for node in chosen),
+            tuple(place[self.parents[node]] for node in chosen),
+            tuple(self.offers[self._who[node][0][0]].name for node in chosen),
+            confidences=tuple(self.chances[node] for node in chosen),
+        )

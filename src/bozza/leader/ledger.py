@@ -1,0 +1,149 @@
+"""Keeps the books of the adaptive leader: the going rate, what was expected and what came of it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bozza.core import Draft, Load, Plan, Request, StepStats
+from bozza.leader.choice import Bid, Prices
+from bozza.leader.cost import CostModel
+
+HORIZON = 64.0  # steps that the going rate looks back
+NEAR = 8.0  # steps that the number of verified nodes looks back
+ROOM = 4  # a free drafter may draft so many tokens more than twice of what is verified
+BINS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # of predicted chances
+
+
+class Ledger:
+    """One for each leader.
+
+    Args:
+        log: see `Adaptive`.
+    """
+
+    def __init__(self, log: Callable[[dict[str, Any]], None] | None) -> None:
+        self._log = log
+        self._earned, self._spent = 1.0, 1.0  # in plain steps: what was committed per request, and the time it took
+        self.nodes = 4.0  # verified per step, of late
+        self._depths: dict[int, float] = {}  # request id -> nodes verified per step, of late
+        self._plan = Plan()
+        self._load = Load(0, 0, 0, {})
+        self._records: list[dict[str, Any]] = []
+        self._weighed: list[tuple[str, Bid]] = []
+        self._bins = [[0.0, 0.0, 0.0] for _ in range(len(BINS) + 1)]  # nodes, sum of chances, nodes that stood
+
+    @property
+    def speedup(self) -> float:
+        """Of late, against plain decoding as the cost model sees it; at least 1."""
+        return max(self._earned / self._spent, 1.0)
+
+    def rate(self, costs: CostModel, load: Load, requests: int, cached: int) -> float:
+        """The going rate in tokens per second, for so many requests past their prompt."""
+        return self.speedup * requests / max(costs.pass_seconds(requests, requests, cached), 1e-9)
+
+    def reach(self, id_: int) -> int:
+        """How many tokens a free drafter may draft for a request: more than will be verified, if that was little."""
+        return round(2.0 * self._depths.get(id_, 8.0)) + ROOM
+
+    def weigh(self, name: str, offer: Bid) -> None:
+        """A drafter was considered."""
+        if self._log is not None:
+            self._weighed.append((name, offer))
+
+    def planned(
+        self,
+        step: int,
+        requests: Sequence[Request],
+        load: Load,
+        drafts: Mapping[int, Draft],
+        costs: CostModel,
+        price: Prices,
+    ) -> Plan:
+        """Note a decision; returns the plan."""
+        expected = {request.id: 1.0 for request in requests}
+        for id_, draft in drafts.items():
+            expected[id_] += sum(draft.confidences)
+        self._plan, self._load = Plan(drafts, expected), load
+        if self._log is not None:
+            self._note(step, requests, load, costs, price)
+        return self._plan
+
+    def settle(self, outcome: StepStats, committed: Mapping[int, Sequence[int]], costs: CostModel) -> None:
+        """What came of it."""
+        if committed:
+            self._settle_rate(outcome, committed, costs)
+        for id_, tokens in committed.items():
+            draft = self._plan.drafts.get(id_, Draft())
+            self._depths[id_] = self._depths.get(id_, 8.0) + (len(draft) - self._depths.get(id_, 8.0)) / NEAR
+            self._settle_chances(draft, tokens)
+        self._depths = {id_: self._depths[id_] for id_ in committed}
+        for record in self._records:
+            tokens = committed.get(record["request"], ())
+            self._tell(record | {"committed": len(tokens), "seconds_taken": outcome.total_seconds})
+        self._records, self._weighed = [], []
+
+    def reliability(self) -> list[dict[str, float]]:
+        """Rows of {"predicted", "observed", "nodes"}: means over verified nodes of about the same predicted chance."""
+        return [
+            {"predicted": chances / nodes, "observed": stood / nodes, "nodes": nodes}
+            for nodes, chances, stood in self._bins
+            if nodes
+        ]
+
+    def _settle_rate(self, outcome: StepStats, committed: Mapping[int, Sequence[int]], costs: CostModel) -> None:
+        load, keep = self._load, 1.0 - 1.0 / HORIZON
+        drafted = sum(outcome.drafted.values())
+        plain = costs.pass_seconds(load.rows, load.tokens, load.cached)
+        if not load.rows or plain <= 0.0:
+            return
+        # The time is what the step should take: one that stalled says nothing about the rate.
+        taken = costs.pass_seconds(load.rows, load.tokens + drafted, load.cached)
+        taken += sum(outcome.draft_seconds.values()) - sum(outcome.read_seconds.values())
+        self._earned = keep * self._earned + sum(map(len, committed.values())) / len(committed)
+        self._spent = keep * self._spent + taken / plain
+        self.nodes += (drafted - self.nodes) / NEAR
+
+    def _settle_chances(self, draft: Draft, tokens: Sequence[int]) -> None:
+        path = tuple(tokens)
+        for walked, chance in zip(draft.paths(), draft.confidences, strict=False):  # drawn drafts have no chances
+            if len(walked) > len(path) and walked[: len(path)] == path:
+                continue  # the request ended before it came to this
+            entry = self._bins[bisect_right(BINS, chance)]
+            entry[0] += 1.0
+            entry[1] += chance
+            entry[2] += walked == path[: len(walked)]
+
+    def _note(self, step: int, requests: Sequence[Request], load: Load, costs: CostModel, price: Prices) -> None:
+        drafts = self._plan.drafts
+        seconds = costs.pass_seconds(load.rows, load.tokens + sum(map(len, drafts.values())), load.cached)
+        plain = costs.pass_seconds(load.rows, load.tokens, load.cached)
+        for request in requests:
+            draft = drafts.get(request.id, Draft())
+            candidates: list[dict[str, Any]] = [{"drafters": [], "tokens": 0, "gain": 0.0, "seconds": plain}]
+            candidates += [
+                {
+                    "drafters": [name],
+                    "tokens": offer.budgets.get(request.id, 0),
+                    "gain": offer.gain,
+                    "seconds": offer.seconds,
+                }
+                for name, offer in self._weighed
+            ]
+            self._records.append(
+                {
+                    "step": step,
+                    "request": request.id,
+                    "output_len": request.output_len,
+                    "rate": price.rate,
+                    "candidates": candidates,
+                    "choice": {"drafters": list(dict.fromkeys(draft.drafters)), "tokens": len(draft)},
+                    "expected": self._plan.expected[request.id],
+                    "seconds": seconds,
+                }
+            )
+
+    def _tell(self, record: dict[str, Any]) -> None:
+        if self._log is not None:
+            self._log(record)
