@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bozza import LLM, ConfigError, SamplingParams
+from bozza.stream import Authors, Chunk
 from bozza.text import decode
 
 PROMPTS = ["hello world", "abcabcabcabc"]
@@ -230,3 +235,104 @@ def test_a_chunk_knows_what_it_is_worth(llms, whole):
     assert len(names) == len(stream.token_ids)
     assert names.count("model") == stream.stats.accepted["model"] > 20
     assert all(chunk.drafters[:-1] == ["model"] * (len(chunk.drafters) - 1) for chunk in chunks)
+
+
+class Bytes:
+    """A tokenizer of which only decoding is there: token i is the bytes `parts[i]`, a special token is None."""
+
+    def __init__(self, parts: Sequence[bytes | None]) -> None:
+        self.parts = parts
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return b"".join(self.parts[i] or b"" for i in ids).decode("utf-8", errors="replace")
+
+
+def pieces_of(
+    parts: Sequence[bytes | None], authors: Sequence[str | None], held: Sequence[str]
+) -> list[tuple[str, str | None]]:
+    """The pieces of a stream whose chunks have one token each, and the texts `held`."""
+    who = Authors(Bytes(parts))
+    chunks = [Chunk(text, [i], [authors[i]], None) for i, text in enumerate(held)]
+    return [(piece.text, piece.drafter) for chunk in chunks for piece in who.pieces(chunk)]
+
+
+def test_each_character_has_the_author_of_its_token() -> None:
+    found = pieces_of(
+        [b"one ", b"two", None, b" three", b"!"], ["a", None, "a", "b", "b"], ["one ", "two", "", " three", "!"]
+    )
+    assert found == [("one ", "a"), ("two", None), (" three", "b"), ("!", "b")]
+
+
+def test_a_character_of_several_tokens_is_a_drafters_if_it_guessed_them_all() -> None:
+    face = "\N{SLIGHTLY SMILING FACE}"
+    first, second, third = b"hi " + face.encode()[:1], face.encode()[1:2], face.encode()[2:] + b" you"
+    held = ["", "", f"hi {face} you"]
+    assert pieces_of([first, second, third], ["a", "a", "a"], held) == [(f"hi {face} you", "a")]
+    assert pieces_of([first, second, third], ["a", "a", "b"], held) == [("hi ", "a"), (face, None), (" you", "b")]
+    assert pieces_of([first, second, third], ["a", None, "a"], held) == [("hi ", "a"), (face, None), (" you", "a")]
+
+
+def test_a_special_token_has_no_part_in_the_character_after_it() -> None:
+    assert pieces_of([None, b"so"], [None, "a"], ["", "so"]) == [("so", "a")]
+
+
+def test_text_that_waits_for_a_stop_string_keeps_its_author() -> None:
+    assert pieces_of([b"a", b"bc", b"d"], ["x", "y", None], ["", "ab", "c"]) == [("a", "x"), ("b", "y"), ("c", "y")]
+
+
+@settings(deadline=None, max_examples=200)
+@given(data=st.data())
+def test_authors_do_not_depend_on_blocks_and_pieces_add_up(data: st.DataObject) -> None:
+    """Against counting bytes: a character's authors are those of its bytes."""
+    text = data.draw(st.text("aé世🙂 ", min_size=1, max_size=12))
+    whole, parts = text.encode(), []
+    while len(joined := b"".join(parts)) < len(whole):
+        parts.append(whole[len(joined) : len(joined) + data.draw(st.integers(1, 6))])
+    authors = [data.draw(st.sampled_from(["x", "y", None])) for _ in parts]
+    by_byte = [author for part, author in zip(parts, authors, strict=True) for _ in part]
+    expected, start = [], 0
+    for char in text:
+        among = set(by_byte[start : start + len(char.encode())])
+        expected.append((char, among.pop() if len(among) == 1 else None))
+        start += len(char.encode())
+    who, found, sent, done = Authors(Bytes(parts)), [], 0, 0
+    while done < len(parts):
+        end = min(len(parts), done + data.draw(st.integers(1, 4)))
+        certain = len(b"".join(parts[:end]).decode(errors="ignore"))
+        told = text[sent : data.draw(st.integers(sent, certain)) if end < len(parts) else None]
+        pieces = who.pieces(Chunk(told, list(range(done, end)), authors[done:end], None))
+        assert "".join(piece.text for piece in pieces) == told
+        found += [(char, piece.drafter) for piece in pieces for char in piece.text]
+        sent, done = sent + len(told), end
+    assert found == expected
+
+
+def test_an_unfinished_character_at_the_end_has_an_author_too(llms: dict[str, LLM]) -> None:
+    llm = llms["itself"]
+    lead = llm.tokenizer.convert_tokens_to_ids("Ã")
+    who = Authors(llm.tokenizer)
+    chunks = list(llm.stream("abc", SamplingParams(max_tokens=3, ignore_eos=True, allowed_token_ids=[lead])))
+    pieces = [piece for chunk in chunks for piece in who.pieces(chunk)]
+    assert "".join(piece.text for piece in pieces) == "\ufffd" * 3
+
+
+@pytest.mark.parametrize("draft", ["off", "itself", "both"])
+def test_pieces_of_real_streams_add_up_to_their_text(llms: dict[str, LLM], whole: Any, draft: str) -> None:
+    """Each token of this tokenizer is a byte, so that ASCII characters have the author of their token."""
+    llm, (params, outputs) = llms[draft], whole
+    guessed = 0
+    for prompt, plain in zip(PROMPTS, outputs, strict=True):
+        for stop in [None, *some_stops(plain.text, 2, 3)]:
+            stream, who = llm.stream(prompt, replace(params, stop=[stop] if stop else [])), Authors(llm.tokenizer)
+            found: list[tuple[str, str | None]] = []
+            drafters: list[str | None] = []
+            for chunk in stream:
+                drafters += chunk.drafters
+                pieces = who.pieces(chunk)
+                assert "".join(piece.text for piece in pieces) == chunk.text
+                found += [(char, piece.drafter) for piece in pieces for char in piece.text if char.isascii()]
+            texts = [decode(llm.tokenizer, [token]) for token in stream.token_ids]
+            named = [(text, name) for text, name in zip(texts, drafters, strict=True) if text and text.isascii()]
+            assert found == named[: len(found)]
+            guessed += sum(name is not None for _, name in found)
+    assert (guessed > 0) == (draft != "off")

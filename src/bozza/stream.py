@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from bozza.core import FinishReason, Request, RequestStats, TokenLogprob
 from bozza.engine import Engine
-from bozza.text import OutputText
+from bozza.text import Detokenizer, OutputText, decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +80,59 @@ class Stream(Iterator[Chunk]):
 
     def __del__(self) -> None:
         self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text by one author: the drafter that guessed it, or None for the target."""
+
+    text: str
+    drafter: str | None
+
+
+class Authors:
+    """Finds out who guessed which characters of a stream. Shown every chunk of it, in order.
+
+    A character counts for the token that completes it. One that several tokens share counts for a drafter if that
+    guessed them all, otherwise for the target.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer)
+        self._authors: list[str | None] = []  # of the characters that are certain and not in a chunk yet
+        self._told = 0  # characters that the detokenizer has handed out
+        self._certain = 0  # those, and the ones that it holds back but no token can change
+        self._open: list[str | None] = []  # who guessed the tokens of the character that is unfinished
+
+    def pieces(self, chunk: Chunk) -> list[Piece]:
+        """The chunk's text, cut where the author changes."""
+        for token, drafter in zip(chunk.token_ids, chunk.drafters, strict=True):
+            self._push(token, drafter)
+        length = len(chunk.text)
+        authors, self._authors = self._authors[:length], self._authors[length:]
+        authors += [_joint(self._open)] * (length - len(authors))  # at the end, a character that stays unfinished
+        pieces, start = [], 0
+        for drafter, run in groupby(authors):
+            end = start + len(list(run))
+            pieces.append(Piece(chunk.text[start:end], drafter))
+            start = end
+        return pieces
+
+    def _push(self, token: int, drafter: str | None) -> None:
+        delta = self._detokenizer.push([token])
+        self._told += len(delta)
+        new = self._told + len(self._detokenizer.held()) - self._certain
+        if new > 0:
+            self._authors += [_joint([*self._open, drafter]), *[drafter] * (new - 1)]
+            self._certain += new
+            self._open = []
+        if delta:
+            self._open = []
+        elif decode(self._tokenizer, [token]):  # else a special token, which is no part of any character
+            self._open.append(drafter)
+
+
+def _joint(drafters: Sequence[str | None]) -> str | None:
+    """The one drafter that guessed all; None if there is none."""
+    return drafters[0] if drafters and len(set(drafters)) == 1 else None
