@@ -10,6 +10,7 @@ import bozza
 ROOT = Path(__file__).parent.parent
 FREE = ["bozza", "bozza.core", "bozza.params", "bozza.theory", "bozza.leader", "bozza.drafters", "bozza.drafters.spec"]
 FREE += ["bozza.drafters.grammar", "bozza.drafters.prediction", "bozza.drafters.suffix"]
+FREE += ["bozza.study.traces", "bozza.study.guesses", "bozza.study.oracle", "bozza.study.replay"]
 
 
 def test_free_modules_import_neither_torch_nor_transformers():

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from bozza.core import FinishReason, Request, RequestStats, StepStats, TokenLogprob
+from bozza.drafters import Drafter
 from bozza.drafters.factory import Factory
 from bozza.drafters.history import check_sharing, open_sharing
-from bozza.drafters.spec import DraftSpec, check_drafting
+from bozza.drafters.spec import DraftSpec, check_drafting, parse_spec
 from bozza.engine import Engine
 from bozza.engine.scheduler import check_limits
 from bozza.errors import ConfigError, ModelError, PromptError
@@ -153,16 +154,27 @@ class LLM:
         twin._set_policy(specs, policy, rule)
         return twin
 
+    def with_leader(self, leader: Leader) -> LLM:
+        """Another LLM over the same loaded models, with fresh drafters of the same kinds, in which `leader` decides."""
+        twin = object.__new__(LLM)
+        twin.__dict__.update(self.__dict__)
+        specs = [parse_spec(text) for text in self.draft]
+        twin.engine = twin._engine(self._factory.make(specs, RULES[self.rule].coupled), leader)
+        return twin
+
     def _set_policy(self, specs: Sequence[DraftSpec], policy: str, rule: str) -> None:
         self.policy, self.rule, self.draft = policy, rule, tuple(spec.text for spec in specs)
         drafters = self._factory.make(specs, RULES[rule].coupled)
         leader: Leader = Off()
         if policy == "fixed":
             leader = Fixed({drafter.name: spec.tokens for spec, drafter in zip(specs, drafters, strict=True)})
-        self.engine = Engine(
+        self.engine = self._engine(drafters, leader)
+
+    def _engine(self, drafters: Sequence[Drafter], leader: Leader) -> Engine:
+        return Engine(
             self.runner,
             drafters,
-            RULES[rule](),
+            RULES[self.rule](),
             leader,
             end_ids=end_ids(self.model),
             chains_only=self.invariant,

@@ -17,6 +17,8 @@ from bozza.cli import show
 from bozza.cli.chat import chat
 from bozza.cli.generate import generate
 from bozza.cli.models import models
+from bozza.cli.replay import replay
+from bozza.cli.trace import trace
 from bozza.cli.train import train
 from bozza.cli.verify import verify
 from bozza.errors import BozzaError, ConfigError
@@ -32,6 +34,8 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(chat)
 app.command()(verify)
+app.command()(trace)
+app.command()(replay)
 app.add_typer(models, name="models")
 app.add_typer(train, name="train")
 
