@@ -276,7 +276,7 @@ def test_models_are_listed_and_pulled(bozza, smollm2, folders):
         (["generate", "x", "--draft", "ngrams"], "no drafter 'ngrams'"),
         (["generate", "x", "--draft", "ngram:k=0"], "out of range"),
         (["generate", "x", "--policy", "off", "--draft", "ngram"], "never drafts"),
-        (["generate", "x", "--policy", "adaptive"], "no policy 'adaptive'"),
+        (["generate", "x", "--policy", "clever"], "no policy 'clever': use adaptive, fixed, off"),
         (["generate", "x", "--top-p", "0.9"], "--top-p has no effect on greedy decoding"),
         (["generate", "x", "--top-k", "5"], "--top-k has no effect"),
         (["generate", "x", "--seed", "5"], "--seed has no effect"),

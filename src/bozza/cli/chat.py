@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -11,6 +11,7 @@ from bozza.cli import options as o
 from bozza.cli import show
 from bozza.cli.generate import stream
 from bozza.errors import ConfigError, PromptError
+from bozza.params import SamplingParams
 
 
 def chat(
@@ -35,6 +36,8 @@ def chat(
     invariant: o.Invariant = False,
     shared_history: o.SharedHistory = False,
     history_file: o.HistoryFile = None,
+    watch: o.Show = False,
+    trace: o.Trace = None,
     as_json: o.Json = False,
 ) -> None:
     """Talk to a model in its own chat template. An empty line or Ctrl-D ends the conversation."""
@@ -44,21 +47,31 @@ def chat(
         raise ConfigError(f"a conversation goes on from one answer, n is {params.n}: drop --set n")
     if as_json and message is None:
         raise ConfigError("--json answers one message: give it as an argument")
+    if watch and as_json:
+        raise ConfigError("--show is to look at and --json to be read by programs: drop one")
     history = history_file or shared_history
-    llm = o.load_llm(model, draft, policy, dtype, device, rule=rule, invariant=invariant, history=history)
     messages = [{"role": "system", "content": system}] if system else []
-    if message is not None:
+    with o.decisions(trace, policy) as log:
+        llm = o.load_llm(
+            model, draft, policy, dtype, device, rule=rule, invariant=invariant, history=history, trace=log
+        )
+        if message is None:
+            _converse(llm, messages, params, watch)
+            return
         messages.append({"role": "user", "content": message})
         if as_json:
             output = llm.chat(messages, params)
             show.print_json({"messages": messages} | show.output_document(output))
         else:
-            stream(llm, llm.encode_chat(messages), params)
-        return
+            stream(llm, llm.encode_chat(messages), params, watch)
+
+
+def _converse(llm: Any, messages: list[dict[str, str]], params: SamplingParams, watch: bool) -> None:
     while line := _ask():
         messages.append({"role": "user", "content": line})
         try:
-            messages.append({"role": "assistant", "content": stream(llm, llm.encode_chat(messages), params)})
+            answer = stream(llm, llm.encode_chat(messages), params, watch)
+            messages.append({"role": "assistant", "content": answer})
         except PromptError as error:  # the conversation has outgrown the context: say so, keep what fits
             messages.pop()
             o.err.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from bozza.cli import options as o
 from bozza.cli import show
+from bozza.drafters.spec import drafter_names, parse_spec
 from bozza.errors import BozzaError, ConfigError, PromptError
 from bozza.params import SamplingParams
 
@@ -40,6 +41,8 @@ def generate(
     shared_history: o.SharedHistory = False,
     history_file: o.HistoryFile = None,
     batch: o.Batch = 32,
+    watch: o.Show = False,
+    trace: o.Trace = None,
     as_json: o.Json = False,
 ) -> None:
     """Continue one or more texts as they stand (no chat template)."""
@@ -47,35 +50,55 @@ def generate(
     params = o.sampling(max_tokens, temperature, top_p, top_k, seed, ignore_eos, more=more, stop=stop, structured=shape)
     if not as_json and (params.logprobs is not None or params.prompt_logprobs is not None):
         raise ConfigError("log-probabilities are only in the JSON document: add --json")
+    if watch and as_json:
+        raise ConfigError("--show is to look at and --json to be read by programs: drop one")
+    if watch and (len(prompts or ()) > 1 or params.n > 1):
+        raise ConfigError("--show follows one output as it comes: give one prompt, and drop --set n")
     texts = prompts or [_standard_input()]
     history = history_file or shared_history
-    llm = o.load_llm(model, draft, policy, dtype, device, batch, rule, invariant=invariant, history=history)
-    if as_json:
-        show.print_json({"outputs": [_document(text, output) for text, output in _decode_all(llm, texts, params)]})
-    elif len(texts) == 1 and params.n == 1:
-        stream(llm, llm.encode(texts[0]), params)
-    else:
-        for text, output in _decode_all(llm, texts, params):
-            for sample in output.samples:
-                o.out.print(Text(text, style="bold"), end="", soft_wrap=True)
-                show.write(sample.text + "\n")
-                o.err.print(f"[dim]{show.stats_line(sample.stats)}[/dim]\n")
-                if sample.error is not None:
-                    o.err.print(f"[red]error:[/red] {escape(sample.error)}", soft_wrap=True)
+    with o.decisions(trace, policy) as log:
+        llm = o.load_llm(
+            model, draft, policy, dtype, device, batch, rule, invariant=invariant, history=history, trace=log
+        )
+        if as_json:
+            show.print_json({"outputs": [_document(text, output) for text, output in _decode_all(llm, texts, params)]})
+        elif len(texts) == 1 and params.n == 1:
+            stream(llm, llm.encode(texts[0]), params, watch)
+        else:
+            _print_all(_decode_all(llm, texts, params))
 
 
-def stream(llm: Any, ids: list[int], params: SamplingParams) -> str:
-    """Print an output as it comes, and what it took; returns the text."""
+def stream(llm: Any, ids: list[int], params: SamplingParams, watch: bool = False) -> str:
+    """Print an output as it comes, and what it took; returns the text. `watch` also says who guessed what."""
+    from bozza.stream import Authors
+
     chunks = llm.stream(ids, params)
+    painter = show.Painter(drafter_names([parse_spec(spec) for spec in llm.draft])) if watch else None
+    authors = Authors(llm.tokenizer)
     text = ""
     for chunk in chunks:
-        show.write(chunk.text)
+        if painter is None:
+            show.write(chunk.text)
+        else:
+            painter.write(authors.pieces(chunk))
         text += chunk.text
     show.write("\n")
     o.err.print(f"[dim]{show.stats_line(chunks.stats)}[/dim]")
+    if painter is not None:
+        painter.summary(chunks.stats)
     if chunks.error is not None:
         raise BozzaError(chunks.error)
     return text
+
+
+def _print_all(outputs: Sequence[tuple[str, Any]]) -> None:
+    for text, output in outputs:
+        for sample in output.samples:
+            o.out.print(Text(text, style="bold"), end="", soft_wrap=True)
+            show.write(sample.text + "\n")
+            o.err.print(f"[dim]{show.stats_line(sample.stats)}[/dim]\n")
+            if sample.error is not None:
+                o.err.print(f"[red]error:[/red] {escape(sample.error)}", soft_wrap=True)
 
 
 def _standard_input() -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,6 +67,10 @@ HistoryFile = Annotated[
     Path | None, typer.Option("--history-file", help="Keep the shared history in this file; implies it.")
 ]
 Batch = Annotated[int, typer.Option("--batch", "-b", help="Most prompts in one pass.")]
+Show = Annotated[bool, typer.Option("--show", help="Tint the text by who guessed it, and say what the leader did.")]
+Trace = Annotated[
+    Path | None, typer.Option("--trace", help="Add each decision of policy adaptive to this file, a JSON line each.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 
 
@@ -145,6 +150,7 @@ def load_llm(
     rule: str = "coupled",
     invariant: bool = False,
     history: bool | Path = False,
+    trace: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Any:
     """The LLM that the flags describe. Wrong flags fail before torch is imported and a model is read."""
     from bozza.drafters.history import check_sharing
@@ -153,6 +159,7 @@ def load_llm(
     check_sharing(history, check_drafting(draft, policy, rule))
     if batch < 1:
         raise ConfigError(f"--batch {batch}: use at least 1")
+    told: dict[str, Any] = {} if trace is None else {"trace": trace}
     with err.status(f"loading {model}"):
         from bozza import LLM
 
@@ -168,7 +175,22 @@ def load_llm(
             device=device,
             max_batch=batch,
             token_budget=max(512, 16 * batch),
+            **told,
         )
+
+
+@contextmanager
+def decisions(file: Path | None, policy: str) -> Iterator[Callable[[Mapping[str, Any]], None] | None]:
+    """Where decisions go while the context lasts; None if nobody wants them."""
+    if file is None:
+        yield None
+        return
+    if policy != "adaptive":
+        raise ConfigError("--trace shows the decisions of policy adaptive: drop it, or use --policy adaptive")
+    from bozza.leader.log import DecisionLog
+
+    with DecisionLog(file) as log:
+        yield log.write
 
 
 def quieten() -> None:
