@@ -44,7 +44,8 @@ def test_one_drafter_by_hand() -> None:
     assert run["seconds"] == pytest.approx(by_hand, rel=1e-12)
     assert run["plain_seconds"] == pytest.approx(sum(seconds(TRACE, place, 0) for place in range(5)), rel=1e-12)
     assert document["speedup_total"] == pytest.approx(run["plain_seconds"] / by_hand, rel=1e-12)
-    assert document["choices"] == {"eagle": 2, "off": 1}
+    assert run["speedup"] == document["speedup_total"] == document["speedup_mean_throughput"]
+    assert document["choices"] == run["choices"] == {"eagle": 2, "off": 1}
 
 
 def test_drafts_of_two_are_merged_and_both_are_paid() -> None:
@@ -181,5 +182,7 @@ def test_policies_that_are_none_are_refused(policy: str, says: str) -> None:
 def test_costs_must_know_every_recorded_drafter() -> None:
     with pytest.raises(ConfigError, match="the costs say nothing of drafter mtp"):
         replay([TRACE], COSTS | {"drafters": {"eagle": {"base": 1.0}}}, "off", draft=DRAFT)
+    with pytest.raises(ConfigError, match="a pass takes no time"):
+        replay([TRACE], {"verify": {"base": 0.0}}, "off", draft=["suffix"])
     with pytest.raises(ConfigError, match="batch is 0"):
         replay([TRACE], COSTS, "off", batch=0)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,17 @@ class Run:
         self.steps += 1
         self.seconds += seconds
         self.choices[choice] += 1
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "tokens": self.tokens,
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "plain_seconds": self.plain_seconds,
+            "speedup": self.plain_seconds / self.seconds,
+            "choices": dict(self.choices),
+        }
 
 
 class Move(NamedTuple):

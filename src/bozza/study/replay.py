@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from bozza.core import NO_DRAFT, STAGES, Draft, Load, Request, Stage, StepStats
@@ -63,6 +62,8 @@ def replay(
     true = CostModel.from_document(costs, copies=batch)
     if unknown := [one.name for one in guessers if one.spec is None and one.name not in costs.get("drafters", {})]:
         raise ConfigError(f"the costs say nothing of drafter {unknown[0]}: add it, or name other drafters")
+    if true.pass_seconds(1, 1, 0) <= 0.0:
+        raise ConfigError("the costs say that a pass takes no time: give verify a base or per_token above 0")
     oracle = Oracle(traces, guessers, true)
     if policy == "oracle":
         return _document(policy, batch, [oracle.run(index) for index in range(len(traces))])
@@ -214,5 +215,5 @@ def _document(policy: str, batch: int, runs: Sequence[Run]) -> dict[str, Any]:
         "steps": sum(run.steps for run in runs),
         **speedups(runs),
         "choices": dict(choices.most_common()),
-        "by_request": [asdict(run) | {"speedup": run.plain_seconds / run.seconds} for run in runs],
+        "by_request": [run.document() for run in runs],
     }
