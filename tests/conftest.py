@@ -79,3 +79,15 @@ def _no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests never reach a model hub."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def costs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where cost profiles of the test models are kept: one calibration of each setting is enough."""
+    return tmp_path_factory.mktemp("costs")
+
+
+@pytest.fixture(autouse=True)
+def _no_profiles(monkeypatch: pytest.MonkeyPatch, costs_folder: Path) -> None:
+    """Tests leave the user's cost profiles alone."""
+    monkeypatch.setattr("bozza.study.profiles.costs_folder", lambda: costs_folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
@@ -15,19 +15,20 @@ from bozza.core import FinishReason, Request, RequestStats, StepStats, TokenLogp
 from bozza.drafters import Drafter
 from bozza.drafters.factory import Factory
 from bozza.drafters.history import check_sharing, open_sharing
-from bozza.drafters.spec import DraftSpec, check_drafting, parse_spec
+from bozza.drafters.spec import PAID, DraftSpec, check_drafting, drafter_names, parse_spec
 from bozza.engine import Engine
 from bozza.engine.scheduler import check_limits
 from bozza.errors import ConfigError, ModelError, PromptError
 from bozza.exactness import Difference, first_difference
 from bozza.intake import Intake, Message, sample_seed
-from bozza.leader import Fixed, Leader, Off
+from bozza.leader import Adaptive, CostModel, Fixed, Leader, Off
 from bozza.models.identity import identity
 from bozza.models.loading import Loaded, end_ids, load
 from bozza.models.probe import load_runner
 from bozza.params import SamplingParams
 from bozza.rules import RULES
 from bozza.stream import Stream
+from bozza.study.costs import known_costs
 from bozza.text import OutputText, decode
 from bozza.verify import PROMPTS, Report, checks_of
 
@@ -69,7 +70,8 @@ class LLM:
         draft: drafter specifications, in order of trust: "ngram", "ngram:min=1,max=8,k=10", "model:NAME_OR_FOLDER,k=4".
             The default is "grammar" (forced tokens of structured output), "prediction" (what the user expects) and
             "ngram", or nothing with policy "off".
-        policy: "fixed" drafts k tokens with every drafter at every step, "off" decodes plainly.
+        policy: "adaptive" drafts and verifies what pays, moment by moment; "fixed" drafts k tokens with every drafter
+            at every step; "off" decodes plainly.
         rule: "coupled": one seed gives one text, whatever is drafted; "rejection" and "block": the law of the output is
             the target's, the text depends on the drafts too (see `bozza.rules`). Greedy output is the same under all.
         dtype: "auto" (the checkpoint's), "bfloat16", "float16", "float32", or a torch dtype.
@@ -82,6 +84,9 @@ class LLM:
             wrote (docs/design.md, "Shared history").
         max_batch: most requests in one pass; more wait.
         token_budget: most tokens in one pass; longer prompts are read in chunks.
+        costs: what steps cost here, for policy "adaptive", as `bozza.leader.CostModel.from_document` reads it. Without
+            it the stored profile of this setting is used, or this machine is measured, which takes a few seconds.
+        trace: told of each decision of policy "adaptive" and what came of it, once per step and request.
         fresh_seed: where the seeds of unseeded requests come from.
 
     Raises:
@@ -95,7 +100,7 @@ class LLM:
         *,
         tokenizer: Any = None,
         draft: Sequence[str] | None = None,
-        policy: str = "fixed",
+        policy: str = "adaptive",
         rule: str = "coupled",
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
@@ -103,6 +108,8 @@ class LLM:
         shared_history: bool | str | Path = False,
         max_batch: int = 32,
         token_budget: int = 512,
+        costs: Mapping[str, Any] | None = None,
+        trace: Callable[[Mapping[str, Any]], None] | None = None,
         fresh_seed: Callable[[], int] = lambda: secrets.randbits(63),
     ) -> None:
         specs = check_drafting(draft, policy, rule)
@@ -117,6 +124,7 @@ class LLM:
         self._intake = Intake(loaded.tokenizer, self.runner.vocab_size, end_ids(loaded.model))
         self._fresh_seed = fresh_seed
         self._max_batch, self._token_budget = max_batch, token_budget
+        self._costs, self._trace = costs, trace
         vocab_size = self.runner.vocab_size
         self.shared_history = open_sharing(shared_history, lambda: identity(loaded, vocab_size))
         self._factory = Factory(loaded, vocab_size, self.shared_history)
@@ -155,20 +163,27 @@ class LLM:
         return twin
 
     def with_leader(self, leader: Leader) -> LLM:
-        """Another LLM over the same loaded models, with fresh drafters of the same kinds, in which `leader` decides."""
+        """Another LLM over the same loaded models, in which `leader` decides.
+
+        Its drafters are fresh ones of the same kinds; they share no history.
+        """
         twin = object.__new__(LLM)
         twin.__dict__.update(self.__dict__)
         specs = [parse_spec(text) for text in self.draft]
-        twin.engine = twin._engine(self._factory.make(specs, RULES[self.rule].coupled), leader)
+        twin.engine = twin._engine(self._factory.make(specs, RULES[self.rule].coupled, private=True), leader)
         return twin
 
     def _set_policy(self, specs: Sequence[DraftSpec], policy: str, rule: str) -> None:
         self.policy, self.rule, self.draft = policy, rule, tuple(spec.text for spec in specs)
-        drafters = self._factory.make(specs, RULES[rule].coupled)
+        tokens = {name: spec.tokens for name, spec in zip(drafter_names(specs), specs, strict=True)}
         leader: Leader = Off()
         if policy == "fixed":
-            leader = Fixed({drafter.name: spec.tokens for spec, drafter in zip(specs, drafters, strict=True)})
-        self.engine = self._engine(drafters, leader)
+            leader = Fixed(tokens)
+        elif policy == "adaptive":
+            paid = {name for name, spec in zip(tokens, specs, strict=True) if spec.kind in PAID}
+            known = known_costs(self.with_policy("fixed", self.draft)) if self._costs is None else self._costs
+            leader = Adaptive(tokens, paid, CostModel.from_document(known), log=self._trace)
+        self.engine = self._engine(self._factory.make(specs, RULES[rule].coupled), leader)
 
     def _engine(self, drafters: Sequence[Drafter], leader: Leader) -> Engine:
         return Engine(

@@ -9,7 +9,9 @@ from bozza.errors import ConfigError
 from bozza.study.guesses import Recorded, make_drafters, parse_guessers, request_of, standing
 from bozza.study.traces import Trace
 
-TRACE = Trace((1, 2), (3, 4, 5, 6), {"eagle": (2, 0, 9, 1)}, {"eagle": 9}, None, {"eagle": ((0.5, 0.25), (), (), ())})
+TRACE = Trace(
+    (1, 2), (3, 4, 5, 6), {"eagle": (2, 0, 9, 1)}, {"eagle": 9}, None, {"eagle": ((0.5, 0.25, 0.125), (), (0.5,), ())}
+)
 
 
 def test_without_names_suffix_runs_beside_all_that_were_recorded() -> None:
@@ -58,11 +60,21 @@ def test_a_recorded_drafter_is_right_as_long_as_the_trace_says() -> None:
     request = request_of(TRACE, 0)
     (draft,) = drafter.draft([request], [3])
     assert draft == Draft((3, 4, -3), (-1, 0, 1), ("eagle",) * 3)
-    assert draft.confidences == (0.5, 0.25, 0.25)
-    request.tokens += [3, 4]
+    assert draft.confidences == (0.5, 0.25, 0.125)
+    assert drafter.draft([request], [2])[0].tokens == (3, 4)
+    assert drafter.draft([request], [4])[0].tokens == (3, 4, -3), "it would have stopped here"
+    request.tokens.append(3)
+    assert not drafter.draft([request], [4])[0]
+    request.tokens.append(4)
     (draft,) = drafter.draft([request], [99])
     assert draft.tokens == (5, 6, *[-3] * 7)
-    assert draft.confidences == ()
+    assert draft.confidences == (0.5,) * 9
+
+
+def test_a_recorded_drafter_without_confidences_drafts_what_it_is_asked_for() -> None:
+    trace = Trace((1,), (2, 3), {"eagle": (0, 1)}, {"eagle": 4})
+    (draft,) = Recorded("eagle", [trace]).draft([request_of(trace, 0)], [9])
+    assert (draft.tokens, draft.confidences) == ((-1,) * 4, ())
 
 
 def test_a_drafter_whose_cap_is_nothing_drafts_nothing() -> None:

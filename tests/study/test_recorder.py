@@ -43,17 +43,19 @@ def file(tmp_path: Path) -> Path:
 
 
 class Commits:
-    """A leader that lets another one lead, and counts what each pass commits."""
+    """A leader that lets another one lead, and counts what each pass drafts and commits."""
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self._leader = Fixed(tokens)
         self.counts: list[int] = []
+        self.drafted: list[int] = []
 
     def plan(self, requests: Sequence[Request], load: Load, ask: Ask) -> Plan:
         return self._leader.plan(requests, load, ask)
 
     def learn(self, outcome: StepStats, committed: Mapping[int, Sequence[int]]) -> None:
         self.counts += [len(tokens) for tokens in committed.values()]
+        self.drafted.append(outcome.drafted.total())
 
 
 def test_a_trace_is_plain_decoding(llm: LLM, file: Path) -> None:
@@ -139,6 +141,23 @@ def test_drafters_that_have_confidences_say_them(target: Any, folders: dict[str,
             assert list(chances) == sorted(chances, reverse=True)
             assert all(round(chance, 3) == chance for chance in chances)
         assert any(trace.confidence["eagle"])
+
+
+def test_a_head_drafts_and_commits_in_replay_what_it_does_in_the_engine(
+    target: Any, folders: dict[str, Path], file: Path
+) -> None:
+    llm = LLM(target, draft=[f"eagle:{folders['head']},k=5,width=1"], policy="fixed", max_batch=1)
+    record(llm, CASES, PARAMS, file)
+    traces = load_traces(file)
+    engine, replayed = Commits({"eagle": 4}), Commits({"eagle": 4})
+    real = llm.with_leader(engine)
+    for case in CASES:
+        real.generate([case.prompt], PARAMS)
+    Simulation(traces, parse_guessers(None, traces)[1:], CostModel.from_document(COSTS), replayed).run()
+    assert replayed.counts == engine.counts
+    assert replayed.drafted == engine.drafted
+    assert len(set(engine.drafted)) > 2
+    assert max(engine.counts) > 1
 
 
 def test_a_file_goes_on_where_it_was_stopped(llm: LLM, file: Path) -> None:

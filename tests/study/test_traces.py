@@ -44,6 +44,12 @@ def test_confidences_go_on_with_the_last_that_was_said() -> None:
     assert trace.sure("mtp", 0, 2) == ()
 
 
+def test_a_drafter_goes_as_far_as_it_said_something_or_to_its_cap() -> None:
+    trace = read_line(line(confidence={"eagle": [[0.9, 0.5, 0.4], [], []]}, cap={"eagle": 7}), "here")
+    assert [trace.reach("eagle", place) for place in range(3)] == [3, 0, 1]
+    assert trace.reach("mtp", 0) == 4
+
+
 def test_a_trace_is_written_as_it_is_read(tmp_path: Path) -> None:
     first = read_line(line(workload="code", confidence={"eagle": [[0.5], [], [0.25, 0.125]]}), "here")
     second = Trace((7,), (8,), {}, {})

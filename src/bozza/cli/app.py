@@ -20,6 +20,7 @@ from bozza.cli.models import models
 from bozza.cli.replay import replay
 from bozza.cli.trace import trace
 from bozza.cli.train import train
+from bozza.cli.tune import tune
 from bozza.cli.verify import verify
 from bozza.errors import BozzaError, ConfigError
 
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(chat)
 app.command()(verify)
+app.command()(tune)
 app.command()(trace)
 app.command()(replay)
 app.add_typer(models, name="models")

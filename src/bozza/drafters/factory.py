@@ -66,19 +66,27 @@ class Factory:
             elif spec.kind == "mtp":
                 self._loaded[key] = load_modules(spec.model, self._target)
 
-    def make(self, specs: Sequence[DraftSpec], coupled: bool) -> list[Drafter]:
+    def make(self, specs: Sequence[DraftSpec], coupled: bool, private: bool = False) -> list[Drafter]:
         """Fresh drafters.
+
+        Args:
+            specs: which ones.
+            coupled: see `Rule.coupled`.
+            private: without the history that the others share.
 
         Raises:
             ConfigError: a model that is named has not been loaded.
         """
-        return [self._make(spec, name, coupled) for spec, name in zip(specs, drafter_names(specs), strict=True)]
+        history = None if private else self._history
+        return [
+            self._make(spec, name, coupled, history) for spec, name in zip(specs, drafter_names(specs), strict=True)
+        ]
 
-    def _make(self, spec: DraftSpec, name: str, coupled: bool) -> Drafter:
+    def _make(self, spec: DraftSpec, name: str, coupled: bool, history: SharedHistory | None) -> Drafter:
         if spec.kind in FREE:
             return FREE[spec.kind](name)
         if spec.kind == "suffix":
-            return SuffixDrafter(name, self._history)
+            return SuffixDrafter(name, history)
         if spec.kind == "ngram":
             return NgramDrafter(**{f"{size}_n": n for size, n in spec.options.items()}, name=name)
         if spec.kind == "recycling":

@@ -2,6 +2,7 @@
 
 from bozza.leader.adaptive import Adaptive
 from bozza.leader.base import Ask, Leader
+from bozza.leader.cost import CostModel
 from bozza.leader.fixed import Fixed, Off
 
-__all__ = ["Adaptive", "Ask", "Fixed", "Leader", "Off"]
+__all__ = ["Adaptive", "Ask", "CostModel", "Fixed", "Leader", "Off"]

@@ -18,7 +18,7 @@ from bozza.core import Draft, Load, Plan, Request, StepStats
 from bozza.drafters.merge import merge
 from bozza.leader.base import Ask
 from bozza.leader.beliefs import LEVELS, Beliefs, Offer, Record
-from bozza.leader.choice import NO_BID, Bid, Prices, bid, pick, prices
+from bozza.leader.choice import Bid, Prices, bid, pick, prices
 from bozza.leader.cost import Asked, CostModel
 from bozza.leader.gains import Gains
 from bozza.leader.ledger import Ledger
@@ -186,7 +186,7 @@ class Adaptive:
         return bids
 
     def _try(self, name: str, able: Sequence[Request], load: Load, cached: Mapping[int, int]) -> dict[int, int]:
-        """One request for which a drafter that does not seem to pay is asked all the same, when that can be afforded."""
+        """A request for which a drafter that does not seem to pay is asked all the same, if that can be afforded."""
         longest = min(able, key=lambda request: self._states[request.id].used.get(name, 0))
         tokens = min(PROBED, self._paid[name], load.room[longest.id])
         seconds = self.costs.draft_seconds(name, 1, tokens, tokens, cached[longest.id])

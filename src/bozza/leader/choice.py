@@ -1,9 +1,9 @@
 """What to verify and whom to pay, weighed against the going rate.
 
 Let the rate be r committed tokens per second, as of late. A step that is expected to commit E tokens in T seconds is
-worth E - r T: what it commits, less what would be committed in the same time otherwise. To maximise it at each step, with
-r the rate that this very policy attains, maximises tokens per second in the long run (the average-reward criterion of
-semi-Markov decision processes, Howard, 1960). A node pays when its chance exceeds r times the seconds that it adds.
+worth E - r T: what it commits, less what would be committed in the same time otherwise. To maximise it at each step,
+with r the rate that this very policy attains, maximises tokens per second in the long run (the average-reward criterion
+of semi-Markov decision processes, Howard, 1960). A node pays when its chance exceeds r times the seconds that it adds.
 """
 
 from __future__ import annotations
@@ -93,7 +93,6 @@ def bid(
     """
     worths = {id_: _running(curve, price.node) for id_, curve in curves.items()}
     best = NO_BID
-    longest = max(map(len, curves.values()), default=0)
     # One more token of one more request, beside what all share.
     alone = costs.draft_seconds(name, 1, 1, 1, 0)
     each = costs.draft_seconds(name, 1, 1, 2, 0) - alone

@@ -1,7 +1,7 @@
 """What a paid drafter is expected to add, before it is asked.
 
-The i-th node of a draft (drafts come best first; of a chain it is the i-th token) adds a token with some chance: that it
-stands, and that no free draft which would be verified anyway has it. The chance is looked up by the drafter, i, how
+The i-th node of a draft (drafts come best first; of a chain it is the i-th token) adds a token with some chance: that
+it stands, and that no free draft which would be verified anyway has it. The chance is looked up by the drafter, i, how
 likely the free drafts' first token is, and how the drafter fared lately in this request.
 """
 

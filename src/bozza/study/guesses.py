@@ -121,7 +121,7 @@ class Recorded:
         """See `Drafter.observe`."""
 
     def draft(self, requests: Sequence[Request], budgets: Sequence[int]) -> list[Draft]:
-        """See `Drafter.draft`. No chain is longer than the record's cap."""
+        """See `Drafter.draft`. No chain is longer than the record says."""
         return [
             self._chain(self._traces[request.id], request.output_len, budget)
             for request, budget in zip(requests, budgets, strict=True)
@@ -131,7 +131,7 @@ class Recorded:
         """See `Drafter.stop`."""
 
     def _chain(self, trace: Trace, place: int, budget: int) -> Draft:
-        size = min(budget, trace.cap[self.name])
+        size = min(budget, trace.reach(self.name, place))
         if size < 1:
             return NO_DRAFT
         right = min(size, trace.right(self.name, place))

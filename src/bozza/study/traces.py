@@ -5,7 +5,8 @@
 a_t is how many tokens of a chain of drafter NAME would have stood, had it been drafted when t output tokens were
 committed. It counts up to the cap: there it means "at least so many". Optional beside "cap": "workload", a text, and
 "confidence": {NAME: [[c_1, c_2, ...], ...]}, what the drafter itself said at each place of its tokens' chances to
-stand, the whole way down included.
+stand, the whole way down included. A drafter with such lists drafts no further than they go: it would have stopped
+there. One without always drafts what it is asked for, up to the cap.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ class Trace:
     def right(self, name: str, place: int) -> int:
         """How many tokens of a chain of a drafter stand at a place, within the output."""
         return min(self.accept[name][place], len(self.output) - place)
+
+    def reach(self, name: str, place: int) -> int:
+        """How many tokens a drafter would have drafted at a place, had it been asked for as many as it may."""
+        cap, said = self.cap[name], self.confidence.get(name)
+        return cap if said is None else min(cap, max(len(said[place]), self.accept[name][place]))
 
     def sure(self, name: str, place: int, tokens: int) -> tuple[float, ...]:
         """What the drafter said of the first `tokens` tokens of its chain; () if it said nothing.
