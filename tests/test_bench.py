@@ -15,7 +15,7 @@ from bozza.theory import best_gamma, walltime_factor
 
 @pytest.fixture(scope="module")
 def llm(folders):
-    return LLM(folders["target"], draft=["ngram", f"model:{folders['shallow']}"], max_batch=4)
+    return LLM(folders["target"], policy="fixed", draft=["ngram", f"model:{folders['shallow']}"], max_batch=4)
 
 
 def cases():
@@ -82,7 +82,7 @@ def test_differences_are_found_and_judged(llm, monkeypatch):
 def models(folders):
     """Drafts with whichever models a test asks for: the target itself, which is never wrong, and others."""
     draft = [f"model:{folders[name]}" for name in ("target", "shallow", "stranger")]
-    return LLM(folders["target"], draft=draft, max_batch=4)
+    return LLM(folders["target"], policy="fixed", draft=draft, max_batch=4)
 
 
 def row_of(llm, workload="copy", *, batch=1, **params):

@@ -45,7 +45,7 @@ def drafting(fp32: LLM, tmp_path_factory: pytest.TempPathFactory) -> LLM:
     """The same target with a draft model: its own first layers."""
     folder = tmp_path_factory.mktemp("draft") / "shallow"
     shallower(fp32._loaded.model, 12).save_pretrained(folder)
-    return LLM(fp32._loaded.model, tokenizer=fp32.tokenizer, draft=["ngram", f"model:{folder}"])
+    return LLM(fp32._loaded.model, tokenizer=fp32.tokenizer, policy="fixed", draft=["ngram", f"model:{folder}"])
 
 
 @pytest.mark.parametrize("batch", [1, 8, 32])

@@ -135,7 +135,7 @@ PARAMS = SamplingParams(max_tokens=16, temperature=1.0, seed=3, n=4)
 
 @pytest.fixture(scope="module")
 def llm(folders):
-    return LLM(folders["target"], draft=["ngram:k=3", f"model:{folders['shallow']}"])
+    return LLM(folders["target"], policy="fixed", draft=["ngram:k=3", f"model:{folders['shallow']}"])
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection", "block"])

@@ -10,7 +10,7 @@ from tiny import tiny
 
 @pytest.fixture(scope="module")
 def llm(folders):
-    return LLM(folders["target"], draft=["ngram", f"model:{folders['shallow']}"])
+    return LLM(folders["target"], policy="fixed", draft=["ngram", f"model:{folders['shallow']}"])
 
 
 def test_a_folder_becomes_an_llm(llm, folders):

@@ -92,7 +92,7 @@ def llm(folders: Any) -> LLM:
         f"model:{folders['shallow']},k=3",
         f"model:{folders['target']},k=2",
     ]
-    return LLM(folders["target"], draft=draft, token_budget=40, max_batch=6, dtype="float32")
+    return LLM(folders["target"], policy="fixed", draft=draft, token_budget=40, max_batch=6, dtype="float32")
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

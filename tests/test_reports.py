@@ -42,7 +42,7 @@ def test_report_28_29_33_bursts_of_drafts_cross_a_sliding_window(tmp_path, archi
     """The window is 6: drafts begin before it is full and end after."""
     model = tiny(architecture)
     shallower(model, 2).save_pretrained(tmp_path / "shallow")
-    llm = LLM(model, draft=["ngram:k=5", f"model:{tmp_path / 'shallow'},k=5"])
+    llm = LLM(model, policy="fixed", draft=["ngram:k=5", f"model:{tmp_path / 'shallow'},k=5"])
     prompt = (PHRASE * 3)[:start]
     assert llm.generate([prompt], SamplingParams(max_tokens=20))[0].token_ids == reference(model, prompt, 20)
 
@@ -55,7 +55,7 @@ def test_report_38_65_a_prompt_that_only_repeats(target, folders):
 
 
 def test_report_44_118_each_row_accepts_its_own_number_from_none_to_all(target, folders):
-    llm = LLM(target, draft=[f"model:{folders['shallow']},k=4"], max_batch=12)
+    llm = LLM(target, policy="fixed", draft=[f"model:{folders['shallow']},k=4"], max_batch=12)
     seen = set()
     prompts = token_prompts(12)
     requests = [llm.engine.add(prompt, SamplingParams(max_tokens=60, ignore_eos=True), 0) for prompt in prompts]
@@ -113,7 +113,7 @@ def test_report_55_59_sampling_without_any_filter_and_a_seed_that_counts(target,
 
 
 def test_report_68_without_a_match_nothing_is_proposed(target):
-    llm = LLM(target, draft=["ngram:min=3"])
+    llm = LLM(target, policy="fixed", draft=["ngram:min=3"])
     out = llm.generate([list(range(20, 60))], SamplingParams(max_tokens=1))[0]
     assert out.stats.drafted == {}
     assert out.stats.passes == 1
@@ -142,7 +142,7 @@ def test_report_124_nothing_is_left_behind_by_a_call(target, folders):
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "coupled"])
 def test_report_145_a_draft_model_of_nothing_but_nan_drafts_nothing(target, folders, rule):
-    llm = LLM(target, draft=[f"model:{folders['shallow']},k=4"], rule=rule)
+    llm = LLM(target, policy="fixed", draft=[f"model:{folders['shallow']},k=4"], rule=rule)
     drafter = llm.engine._drafters["model"]
     forward = drafter._model.forward
 

@@ -29,7 +29,7 @@ SAMPLED = replace(GREEDY, temperature=1.0, seed=5)
 
 @pytest.fixture(scope="module")
 def drafting(folders):
-    return LLM(folders["target"], draft=[f"model:{folders[name]}" for name in ("target", "shallow")])
+    return LLM(folders["target"], policy="fixed", draft=[f"model:{folders[name]}" for name in ("target", "shallow")])
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_a_stream_is_one_output(drafting):
 
 
 def test_a_stop_string_needs_a_tokenizer_and_nothing_else_does(target):
-    llm = LLM(target, draft=["ngram"])
+    llm = LLM(target, policy="fixed", draft=["ngram"])
     stream = llm.stream([5, 6, 7], SamplingParams(max_tokens=5, ignore_eos=True))
     chunks = list(stream)
     assert [token for chunk in chunks for token in chunk.token_ids] == stream.token_ids

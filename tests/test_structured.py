@@ -70,7 +70,7 @@ CHANCES = {
 
 @pytest.fixture(scope="module")
 def drafting(folders):
-    return LLM(folders["target"], draft=[f"model:{folders[name]}" for name in ("target", "shallow")])
+    return LLM(folders["target"], policy="fixed", draft=[f"model:{folders[name]}" for name in ("target", "shallow")])
 
 
 @pytest.fixture(scope="module")

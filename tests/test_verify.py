@@ -20,7 +20,7 @@ NAMES = ["greedy", "seed", "law of coupled", "law of rejection", "law of block"]
 
 
 def make(target, folders):
-    return LLM(target, draft=["ngram:k=4", f"model:{folders['shallow']},k=4"])
+    return LLM(target, policy="fixed", draft=["ngram:k=4", f"model:{folders['shallow']},k=4"])
 
 
 PROMPTS = [[5, 6, 7] * 4, [9], [11, 12, 13, 14]]
@@ -83,7 +83,7 @@ def test_a_rule_that_takes_the_draft_for_the_truth_is_a_bug_even_when_greedy(tar
 def test_near_ties_of_low_precision_are_no_bugs(folders):
     """In bfloat16 with an attention that rounds otherwise in every shape."""
     model = tiny("gemma2", dtype=torch.bfloat16)
-    llm = LLM(model, draft=["ngram:k=4"])
+    llm = LLM(model, policy="fixed", draft=["ngram:k=4"])
     report = llm.verify(PROMPTS, tokens=60, samples=600)
     assert report.ok
 
@@ -159,7 +159,7 @@ def test_numbers_that_are_used_twice_are_noticed_though_each_is_right_by_itself(
 
 def test_what_never_drafts_is_not_called_right(target):
     with pytest.raises(ConfigError, match="nothing was drafted"):
-        LLM(target, draft=["grammar"]).verify(PROMPTS)
+        LLM(target, policy="fixed", draft=["grammar"]).verify(PROMPTS)
     with pytest.raises(PromptError, match="write \\[prompt\\]"):
         LLM(target).verify("abc")
     with pytest.raises(ConfigError, match="no prompts"):

@@ -161,5 +161,5 @@ def test_a_run_ends_with_its_card_and_says_how_to_draft(
     code, printed, _ = command(*arguments)
     assert (code, printed) == (0, "")
     assert not (out / "work" / "writable").exists()
-    llm = LLM(folder, draft=[f"{name}:{out},k=3"])
+    llm = LLM(folder, policy="fixed", draft=[f"{name}:{out},k=3"])
     assert llm.generate("abc")[0].stats.drafted[name] > 0

@@ -294,7 +294,7 @@ def test_output_is_the_targets_own(tmp_path: object) -> None:
     model = tiny("llama")
 
     save_head(tiny_head(model), tmp_path, "tiny", own_rows=True)  # type: ignore[arg-type]
-    llm = LLM(model, draft=[f"eagle:{tmp_path},k=12,width=3"])
+    llm = LLM(model, policy="fixed", draft=[f"eagle:{tmp_path},k=12,width=3"])
     prompts, params = token_prompts(6), SamplingParams(max_tokens=20)
     plain = llm.with_policy("off").generate(prompts, params)
     drafted = llm.generate(prompts, params)
@@ -311,7 +311,7 @@ def test_an_engine_whose_steps_are_interrupted_drafts_on_as_if_they_had_not_been
     params = SamplingParams(max_tokens=20, temperature=temperature)
 
     def run(interrupted: bool) -> tuple[list[list[int]], list[Any]]:
-        llm = LLM(model, draft=[f"eagle:{tmp_path},k=6"], token_budget=64)
+        llm = LLM(model, policy="fixed", draft=[f"eagle:{tmp_path},k=6"], token_budget=64)
         requests = [llm.engine.add(prompt, params, seed) for seed, prompt in enumerate(token_prompts(6))]
         verify, steps = llm.engine._rule.verify, 0
 

@@ -464,7 +464,7 @@ def passes(outputs):
 def test_llm_copies_from_earlier_outputs_only_if_asked_and_says_the_same(target, rule):
     plain = [out.token_ids for out in LLM(target, policy="off").generate(PROMPTS, LONG)]
     for shared in (False, True):
-        llm = LLM(target, draft=["suffix"], rule=rule, shared_history=shared)
+        llm = LLM(target, policy="fixed", draft=["suffix"], rule=rule, shared_history=shared)
         first, second = (llm.generate(PROMPTS, LONG) for _ in range(2))
         assert [out.token_ids for out in first] == [out.token_ids for out in second] == plain
         assert (passes(second) < 0.7 * passes(first)) == shared
@@ -472,7 +472,7 @@ def test_llm_copies_from_earlier_outputs_only_if_asked_and_says_the_same(target,
 
 
 def test_twins_share_the_history(target):
-    llm = LLM(target, draft=["suffix"], shared_history=True)
+    llm = LLM(target, policy="fixed", draft=["suffix"], shared_history=True)
     first = llm.generate(PROMPTS, LONG)
     twin = llm.with_policy("fixed", ["suffix:k=12"])
     assert twin.shared_history is llm.shared_history
@@ -481,13 +481,13 @@ def test_twins_share_the_history(target):
 
 def test_a_file_carries_the_history_to_the_next_llm_of_this_model(target, folders, tmp_path):
     file = tmp_path / "history"
-    llm = LLM(folders["target"], draft=["suffix"], shared_history=file)
+    llm = LLM(folders["target"], policy="fixed", draft=["suffix"], shared_history=file)
     first = llm.generate(PROMPTS, LONG)
     llm.shared_history.save()
-    again = LLM(folders["target"], draft=["suffix"], shared_history=str(file))
+    again = LLM(folders["target"], policy="fixed", draft=["suffix"], shared_history=str(file))
     assert passes(again.generate(PROMPTS, LONG)) < passes(first)
     with pytest.raises(ConfigError, match="belongs to another model"):
-        LLM(folders["shallow"], draft=["suffix"], shared_history=file)
+        LLM(folders["shallow"], policy="fixed", draft=["suffix"], shared_history=file)
 
 
 @pytest.mark.parametrize("options", [{"draft": ["ngram"]}, {"policy": "off"}, {}])

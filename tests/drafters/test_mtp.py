@@ -130,7 +130,13 @@ def test_drafts_are_what_the_modules_say(loaded: tuple[Any, str], width: int, k:
     monkeypatch.setattr("bozza.drafters.tree.LEAST", 0.0)
     model, draft = loaded
     comma = "," if ":" in draft else ":"
-    llm = LLM(model, draft=[f"{draft}{comma}k={k},width={width}", "prediction:k=3"], max_batch=4, token_budget=48)
+    llm = LLM(
+        model,
+        policy="fixed",
+        draft=[f"{draft}{comma}k={k},width={width}", "prediction:k=3"],
+        max_batch=4,
+        token_budget=48,
+    )
     prompts = token_prompts(5)
     truth = llm.with_policy("off").generate(prompts, SamplingParams(max_tokens=14))
     found = watched(llm)
@@ -144,7 +150,7 @@ def test_drafts_are_what_the_modules_say(loaded: tuple[Any, str], width: int, k:
 def test_output_is_the_targets_own(loaded: tuple[Any, str], batch: int) -> None:
     model, draft = loaded
     comma = "," if ":" in draft else ":"
-    llm = LLM(model, draft=[f"{draft}{comma}k=7,width=2"], max_batch=batch)
+    llm = LLM(model, policy="fixed", draft=[f"{draft}{comma}k=7,width=2"], max_batch=batch)
     prompts = token_prompts(8)
     for params in (
         [SamplingParams(max_tokens=16)] * len(prompts),
@@ -158,7 +164,7 @@ def test_output_is_the_targets_own(loaded: tuple[Any, str], batch: int) -> None:
 
 def test_an_interrupted_draft_has_not_happened(loaded: tuple[Any, str]) -> None:
     model, draft = loaded
-    llm = LLM(model, draft=[draft])
+    llm = LLM(model, policy="fixed", draft=[draft])
     found = watched(llm)
     undisturbed = llm.generate(token_prompts(3), SamplingParams(max_tokens=10))
     before = list(found)
@@ -205,7 +211,7 @@ def test_modules_of_a_path_and_of_the_target(tmp_path: Path) -> None:
     model = load(folder).model
     outputs = []
     for draft in ("mtp:k=3", f"mtp:{folder},k=3"):
-        llm = LLM(model, draft=[draft])
+        llm = LLM(model, policy="fixed", draft=[draft])
         found = watched(llm)
         llm.generate(token_prompts(4), SamplingParams(max_tokens=8))
         outputs.append(found)

@@ -130,7 +130,7 @@ def test_an_empty_table_drafts_nothing():
 
 
 def test_tokens_of_earlier_requests_help_later_ones_and_the_text_is_the_targets_own():
-    llm = LLM(tiny("llama"), draft=["recycling:k=8"])
+    llm = LLM(tiny("llama"), policy="fixed", draft=["recycling:k=8"])
     prompts, params = token_prompts(6), SamplingParams(max_tokens=24)
     plain = llm.with_policy("off").generate(prompts, params)
     first, second = llm.generate(prompts, params), llm.generate(prompts, params)

@@ -491,7 +491,7 @@ PARAMS = [
 @pytest.mark.parametrize("draft", ["k=4", "k=8,width=3"])
 @pytest.mark.parametrize("params", range(len(PARAMS)))
 def test_output_is_the_targets_own_alone_and_in_a_batch(large, folder, draft, params):
-    llm = LLM(tiny("llama", vocab_size=424), tokenizer=large, draft=[f"model:{folder},{draft}"])
+    llm = LLM(tiny("llama", vocab_size=424), tokenizer=large, policy="fixed", draft=[f"model:{folder},{draft}"])
     plain = llm.with_policy("off").generate(PROMPTS, PARAMS[params])
     batch = llm.generate(PROMPTS, PARAMS[params])
     alone = [llm.generate([prompt], PARAMS[params])[0] for prompt in PROMPTS]
@@ -504,7 +504,7 @@ def test_output_is_the_targets_own_alone_and_in_a_batch(large, folder, draft, pa
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_rules_with_coins_state_laws_over_the_targets_ids(large, folder, rule):
-    llm = LLM(tiny("llama", vocab_size=424), tokenizer=large, draft=[f"model:{folder},k=3"], rule=rule)
+    llm = LLM(tiny("llama", vocab_size=424), tokenizer=large, policy="fixed", draft=[f"model:{folder},k=3"], rule=rule)
     plain = llm.with_policy("off", rule="coupled").generate(PROMPTS, PARAMS[0])
     assert [out.token_ids for out in llm.generate(PROMPTS, PARAMS[0])] == [out.token_ids for out in plain]
     drafter = llm.engine._drafters["model"]

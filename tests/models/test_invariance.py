@@ -36,7 +36,7 @@ def test_negative_control_without_it_float32_depends_on_the_shape():
 def test_logprobs_are_equal_to_the_last_bit_in_any_batch_with_any_draft(tmp_path, dtype):
     model = tiny("llama", dtype=getattr(torch, dtype), **WIDE)
     shallower(model, 2).save_pretrained(tmp_path / "shallow")
-    llm = LLM(model, draft=["ngram:k=3", f"model:{tmp_path / 'shallow'},k=3"], invariant=True)
+    llm = LLM(model, policy="fixed", draft=["ngram:k=3", f"model:{tmp_path / 'shallow'},k=3"], invariant=True)
     params = [SamplingParams(max_tokens=40, logprobs=3, temperature=t, seed=1) for t in (0.0, 0.8) for _ in range(5)]
     prompts = token_prompts(10)
     plain = [llm.with_policy("off", max_batch=1).generate([p], q)[0] for p, q in zip(prompts, params, strict=True)]

@@ -39,7 +39,7 @@ def test_a_folder_without_a_tokenizer_drafts_but_does_not_speak(folders, tmp_pat
     tiny("llama").save_pretrained(tmp_path / "bare")
     with pytest.raises(ModelError, match="no tokenizer beside it"):
         LLM(tmp_path / "bare")
-    llm = LLM(folders["target"], draft=[f"model:{tmp_path / 'bare'}"])
+    llm = LLM(folders["target"], policy="fixed", draft=[f"model:{tmp_path / 'bare'}"])
     out = llm.generate("ab", SamplingParams(max_tokens=9, ignore_eos=True))[0]
     assert out.stats.accepted == out.stats.drafted
 
@@ -88,7 +88,7 @@ def test_report_105_padded_embeddings_draft_and_never_leak(target_vocab, draft_v
     tiny("llama", seed=1, vocab_size=draft_vocab).save_pretrained(tmp_path / "draft")
     params = SamplingParams(max_tokens=30, temperature=2.0, seed=1, ignore_eos=True)
     plain = LLM(model, policy="off").generate([[5, 6]], params)[0]
-    out = LLM(model, draft=[f"model:{tmp_path / 'draft'}"]).generate([[5, 6]], params)[0]
+    out = LLM(model, policy="fixed", draft=[f"model:{tmp_path / 'draft'}"]).generate([[5, 6]], params)[0]
     assert out.token_ids == plain.token_ids
     unreadable = [place for place, token in enumerate(out.token_ids) if token >= draft_vocab]
     assert bool(unreadable) == (target_vocab > draft_vocab)

@@ -60,7 +60,7 @@ DRAFTS = {
 def drafting(folders):
     """Room for 8 tokens in a pass: longer prompts are read in chunks beside the others' drafts."""
     draft = [f"model:{folders[name]}" for name in ("target", "shallow")]
-    return LLM(folders["target"], draft=draft, max_batch=4, token_budget=8)
+    return LLM(folders["target"], policy="fixed", draft=draft, max_batch=4, token_budget=8)
 
 
 def make(drafting, folders, draft, **options):
@@ -138,7 +138,7 @@ def test_report_92_logprobs_equal_plain_decoding(drafting, folders, draft):
 
 @pytest.mark.parametrize("budget", [8, 13, 64, 512])
 def test_report_95_prompt_logprobs_do_not_depend_on_how_a_prompt_is_read(folders, target, budget):
-    llm = LLM(folders["target"], draft=["ngram:k=3"], max_batch=4, token_budget=budget)
+    llm = LLM(folders["target"], policy="fixed", draft=["ngram:k=3"], max_batch=4, token_budget=budget)
     prompts = [[(7 * i * i + i) % 200 + 3 for i in range(length)] for length in (2, budget, budget + 1, 150, 251)]
     params = SamplingParams(max_tokens=3, prompt_logprobs=1)
     for prompt, out in zip(prompts, llm.generate([p[:250] for p in prompts], params), strict=True):

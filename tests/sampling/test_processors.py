@@ -467,7 +467,7 @@ def decode(llm, name, temperature):
 @pytest.fixture(scope="module")
 def drafting(folders):
     """An LLM that has all draft models at hand."""
-    return LLM(folders["target"], draft=[f"model:{folders[name]}" for name in ("target", "shallow")])
+    return LLM(folders["target"], policy="fixed", draft=[f"model:{folders[name]}" for name in ("target", "shallow")])
 
 
 @pytest.fixture(scope="module")

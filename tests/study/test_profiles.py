@@ -14,7 +14,7 @@ import pytest
 
 from bozza import LLM
 from bozza.study import profiles
-from bozza.study.profiles import Setting, load, path_of, save
+from bozza.study.profiles import Setting, costs_folder, load, path_of, save
 
 SETTING = Setting(
     processor="A chip",
@@ -169,7 +169,7 @@ def test_an_interrupted_write_leaves_the_old_profile(tmp_path: Path, monkeypatch
 
 def test_the_folder_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOZZA_CACHE", str(tmp_path))
-    assert profiles.costs_folder() == tmp_path / "costs"
+    assert costs_folder() == tmp_path / "costs"
 
 
 def test_the_setting_of_an_llm(target: Any, folders: dict[str, Path]) -> None:

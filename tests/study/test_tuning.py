@@ -12,7 +12,7 @@ from bozza.bench import Case
 from bozza.errors import ConfigError
 from bozza.leader.cost import CostModel
 from bozza.params import SamplingParams
-from bozza.study import profiles, tuning
+from bozza.study import costs, profiles, tuning
 from bozza.study.replay import replay
 from bozza.study.traces import Trace
 from bozza.study.tuning import batch_sizes, drafters_to_tune, predict, tune
@@ -102,7 +102,7 @@ def test_default_drafters_are_those_that_can_be_recorded() -> None:
 def test_tune_measures_keeps_records_and_predicts(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("BOZZA_CACHE", str(tmp_path))
+    monkeypatch.setattr(profiles, "costs_folder", lambda: tmp_path / "costs")
     llm = LLM(folders["target"], draft=["ngram", f"model:{folders['shallow']},k=3"], policy="fixed", max_batch=2)
     cases = [Case("a", [5, 6, 7, 8]), Case("a", [9, 10, 11])]
     parts: list[str] = []
@@ -130,10 +130,10 @@ def test_costs_are_of_sixteen_requests_whatever_the_llm_runs(
         seen.update(options, paid=paid, running=engine_with(None).scheduler._max_running)
         return {}
 
-    monkeypatch.setattr(tuning, "calibrate", calibrate)
+    monkeypatch.setattr(costs, "calibrate", calibrate)
     draft = [f"model:{folders['shallow']},k=3", "suffix", f"eagle:{folders['head']},k=5"]
     llm = LLM(folders["target"], draft=draft, policy="fixed", max_batch=1)
-    tuning.measure(llm, [5, 6], 3.0)
+    costs.measure(llm, [5, 6], 3.0)
     assert seen["paid"] == {"model": 3, "eagle": 5}
     assert seen["running"] == 16
     assert (seen["text"], seen["seconds"]) == ([5, 6], 3.0)
@@ -143,7 +143,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("BOZZA_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(profiles, "costs_folder", lambda: tmp_path / "file" / "costs")
     llm = LLM(folders["target"], draft=["ngram"], policy="fixed")
     with pytest.warns(UserWarning, match="cannot be written"):
         found = tune(llm, [Case("a", [5, 6, 7])], tokens=6, batches=[1], seconds=0.1)

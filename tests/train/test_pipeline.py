@@ -125,7 +125,7 @@ def test_the_card_says_how_the_head_was_made(folder: Path, tmp_path: Path) -> No
 def test_a_head_drafts_for_its_target_and_changes_nothing(folder: Path, tmp_path: Path) -> None:
     """Written by the target itself, from its end tokens on."""
     train_eagle(order(folder, tmp_path, prompts=None, tokens=500), Listener())
-    llm = LLM(folder, draft=[f"eagle:{tmp_path},k=6"])
+    llm = LLM(folder, policy="fixed", draft=[f"eagle:{tmp_path},k=6"])
     params = SamplingParams(max_tokens=16, ignore_eos=True)
     outs, plain = (each.generate(["abc", "What is 3?"], params) for each in (llm, llm.with_policy("off")))
     assert [out.token_ids for out in outs] == [out.token_ids for out in plain]
@@ -137,7 +137,7 @@ def test_a_head_drafts_for_its_target_and_changes_nothing(folder: Path, tmp_path
 
 def test_a_small_model_drafts_for_its_target_and_changes_nothing(folder: Path, tmp_path: Path) -> None:
     card = train_draft(order(folder, tmp_path, recipe=Recipe(layers=2, epochs=1, batch_tokens=300)), Listener())
-    llm = LLM(folder, draft=[f"model:{tmp_path},k=3"])
+    llm = LLM(folder, policy="fixed", draft=[f"model:{tmp_path},k=3"])
     params = SamplingParams(max_tokens=16, ignore_eos=True)
     outs, plain = (each.generate(["abc", "What is 3?"], params) for each in (llm, llm.with_policy("off")))
     assert [out.token_ids for out in outs] == [out.token_ids for out in plain]

@@ -91,7 +91,7 @@ def test_heads_learn_and_draft_what_they_learned(model: Any, features: Features,
     prompts = [list(each.tokens[:-8]) for each in features.conversations[-6:]]
     accepted = []
     for name in ("untrained", "trained"):
-        llm = LLM(model, draft=[f"mtp:{tmp_path / name},k=2"])
+        llm = LLM(model, policy="fixed", draft=[f"mtp:{tmp_path / name},k=2"])
         params = SamplingParams(max_tokens=12, ignore_eos=True)
         outs, plain = (each.generate(prompts, params) for each in (llm, llm.with_policy("off")))
         assert [out.token_ids for out in outs] == [out.token_ids for out in plain]
