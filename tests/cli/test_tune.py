@@ -14,7 +14,7 @@ from rich.console import Console
 from bozza import LLM
 from bozza.cli import app as cli
 from bozza.cli.tune import card, reason
-from bozza.study import profiles, tuning
+from bozza.study import profiles
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -23,7 +23,6 @@ Command = Callable[..., tuple[int, str, str]]
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
     """Run `bozza tune` with profiles of its own; returns exit code, standard output and standard error."""
     monkeypatch.setattr(profiles, "costs_folder", lambda: tmp_path / "costs")
-    monkeypatch.setattr(tuning, "SECONDS", 0.3)
 
     def run(*arguments: Any) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["bozza", "tune", *map(str, arguments)])

@@ -68,7 +68,7 @@ def _print(llm: Any, found: dict[str, Any]) -> None:
     o.out.print(card(found))
     for entry in found["drafters"]:
         o.out.print(f"[bold]{escape(entry['name'])}[/bold]: {reason(entry)}")
-    o.out.print("Predictions: chains, replayed with the costs of this machine; `bozza bench` measures.")
+    o.out.print("Predictions: chains, replayed with measured costs. Measure with `bozza bench`.")
 
 
 def card(found: dict[str, Any]) -> Table:

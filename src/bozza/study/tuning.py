@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bozza.drafters.spec import DEFAULT_DRAFT, NAMED, drafter_names, parse_spec
+from bozza.drafters.spec import DEFAULT_DRAFT, drafter_names, parse_spec
 from bozza.leader import Fixed
 from bozza.leader.cost import CostModel
 from bozza.params import SamplingParams
 from bozza.study import profiles
-from bozza.study.calibrate import BATCH, calibrate
+from bozza.study.costs import measure
 from bozza.study.guesses import FREE, Guesser, parse_guessers
 from bozza.study.oracle import Oracle, Run
 from bozza.study.recorder import record
@@ -85,15 +85,6 @@ def tune(
         "tokens": sum(len(trace.output) for trace in traces),
         **predict(traces, llm.draft, costs, batches),
     }
-
-
-def measure(llm: LLM, text: Sequence[int], seconds: float) -> dict[str, Any]:
-    """A fresh calibration; it does not depend on how many requests the LLM runs at once."""
-    specs = [parse_spec(draft) for draft in llm.draft]
-    names = drafter_names(specs)
-    paid = {name: spec.tokens for name, spec in zip(names, specs, strict=True) if spec.kind in NAMED}
-    wide = llm.with_policy("fixed", llm.draft, max_batch=BATCH)
-    return calibrate(lambda leader: wide.with_leader(leader).engine, paid, text=text, seconds=seconds)
 
 
 def record_traces(llm: LLM, cases: Sequence[Case], tokens: int) -> list[Trace]:
@@ -172,7 +163,7 @@ def _drafter(traces: Sequence[Trace], guesser: Guesser, models: Mapping[int, Cos
 def _reasons(traces: Sequence[Trace], guesser: Guesser, model: CostModel, k: int) -> dict[str, Any]:
     """What a drafter's worth comes from, at a length of k tokens."""
     cached = round(statistics.mean(len(trace.prompt) + len(trace.output) // 2 for trace in traces))
-    right = [hit for trace in traces for hit in _first_right(trace, guesser.name)]
+    right = list(_first_right(traces, guesser, model))
     extra = model.pass_seconds(1, 1 + k, cached) - model.pass_seconds(1, 1, cached)
     return {
         "length": k,
@@ -182,10 +173,12 @@ def _reasons(traces: Sequence[Trace], guesser: Guesser, model: CostModel, k: int
     }
 
 
-def _first_right(trace: Trace, name: str) -> Iterator[bool]:
+def _first_right(traces: Sequence[Trace], guesser: Guesser, model: CostModel) -> Iterator[bool]:
     """Whether the first token of a drafter was right, at each place where there was use for one."""
-    for place in range(1, len(trace.output) - 1):
-        yield trace.right(name, place) > 0
+    oracle = Oracle(traces, [guesser], model)
+    for index, trace in enumerate(traces):
+        right = oracle.right(index)[guesser.name]
+        yield from (right[place] > 0 for place in range(1, len(trace.output) - 1))
 
 
 def _lengths(most: int) -> list[int]:
