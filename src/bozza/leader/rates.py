@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 Key: TypeAlias = tuple[Hashable, ...]
 
-WEIGHT = 8.0  # observations that an estimate's parent counts for
+WEIGHT = 16.0  # observations that an estimate's parent counts for
 MEMORY = 400.0  # observations after which older ones begin to fade
 
 
