@@ -64,7 +64,7 @@ def test_generate_json_is_one_document(bozza, folders):
 
 @pytest.mark.parametrize("draft", [["ngram:k=2"], ["model:{shallow},k=2"], ["ngram:k=2", "model:{stranger},k=2"]])
 def test_report_129_each_drafter_flag_reaches_its_drafter(bozza, folders, draft):
-    flags = [flag for text in draft for flag in ("--draft", text.format_map(folders))]
+    flags = ["--policy", "fixed", *(flag for text in draft for flag in ("--draft", text.format_map(folders)))]
     out = bozza("generate", "abab", "-m", folders["target"], "-n", 40, "--ignore-eos", "--json", *flags)[1]
     drafted = json.loads(out)["outputs"][0]["stats"]["drafted"]
     assert set(drafted) == {text.partition(":")[0] for text in draft}
@@ -190,7 +190,7 @@ def test_json_schema_regex_and_grammar_bind_the_output(bozza, folders, tmp_path)
     schema.write_text(json.dumps(SCHEMA))
     grammar.write_text('start: "<" ("é" | "x")~2 ">"\n', encoding="utf-8")
     args = ("generate", "abc", "-m", folders["target"], "-n", 60)
-    code, out, err = bozza(*args, "--json-schema", schema)
+    code, out, err = bozza(*args, "--policy", "fixed", "--json-schema", schema)
     assert code == 0
     assert set(json.loads(out)) == {"sex", "old"}
     assert "grammar:" in err  # who drafted the keys
@@ -214,7 +214,7 @@ def test_chat_knows_stop_set_and_structured_output(bozza, folders):
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection", "block"])
 def test_rule_reaches_the_engine(bozza, folders, rule):
-    draft = ("--draft", f"model:{folders['shallow']}")
+    draft = ("--policy", "fixed", "--draft", f"model:{folders['shallow']}")
     args = ("generate", "abc", "-m", folders["target"], "-n", 24, "--ignore-eos", "--json", "--rule", rule, *draft)
     greedy = json.loads(bozza(*args)[1])["outputs"][0]["token_ids"]
     assert greedy == LLM(folders["target"]).generate("abc", SamplingParams(max_tokens=24, ignore_eos=True))[0].token_ids
@@ -353,6 +353,7 @@ def test_report_122_help_names_every_option(bozza):
     for flag in (
         "--model", "--draft", "--policy", "--max-tokens", "--temperature", "--top-p", "--top-k", "--seed", "--dtype",
         "--device", "--batch", "--json", "--set", "--stop", "--json-schema", "--regex", "--grammar", "--rule",
+        "--show", "--trace",
     ):  # fmt: skip
         assert flag in out
 
@@ -362,7 +363,8 @@ def test_a_history_file_is_used_from_one_call_to_the_next(bozza, folders, tmp_pa
     prompts, file = tmp_path / "prompts.jsonl", tmp_path / "history"
     prompts.write_text(json.dumps({"prompt": "abc"}) + "\n")
     first = ("--prompts", prompts) if command == "bench" else ("abc",)
-    args = (command, *first, "-m", folders["target"], "-d", "suffix", "-n", 30, "--history-file", file, "--json")
+    args = (command, *first, "-m", folders["target"], "--policy", "fixed", "-d", "suffix", "-n", 30, "--json")
+    args += ("--history-file", file)
 
     def per_pass():
         code, out, _ = bozza(*args)
@@ -381,7 +383,8 @@ def test_a_history_file_is_used_from_one_call_to_the_next(bozza, folders, tmp_pa
 
 
 def test_shared_history_is_for_one_call(bozza, folders):
-    args = ("generate", "abc", "abc", "-m", folders["target"], "-d", "suffix", "-n", 30, "--batch", 1, "--json")
+    args = ("generate", "abc", "abc", "-m", folders["target"], "--policy", "fixed", "-d", "suffix", "-n", 30)
+    args += ("--batch", 1, "--json")
 
     def passes(*flags):
         return [entry["stats"]["passes"] for entry in json.loads(bozza(*args, *flags)[1])["outputs"]]

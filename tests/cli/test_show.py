@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -202,25 +203,20 @@ def test_what_cannot_be_is_refused_in_a_line(
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
-def test_trace_hears_the_decisions(
-    bozza: Run, tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, command: str
+def test_trace_keeps_each_decision_of_the_default_policy(
+    bozza: Run, tmp_path: Path, folders: dict[str, Path], command: str
 ) -> None:
-    """With an LLM that does as one with policy adaptive: it is told where to write, and writes."""
-    told: list[Any] = []
-
-    def make(*args: Any, policy: str, trace: Callable[[Mapping[str, Any]], None] | None = None, **options: Any) -> LLM:
-        told.append(trace)
-        if trace is not None:
-            trace({"step": 1, "choice": "off"})
-        return LLM(*args, policy="off", **options)
-
-    monkeypatch.setattr("bozza.LLM", make, raising=False)
-    monkeypatch.setattr("bozza.drafters.spec.POLICIES", ("off", "fixed", "adaptive"))
     file = tmp_path / "trace.jsonl"
-    args = (command, "abab", "-m", folders["target"], "-n", 3, "--policy", "adaptive")
-    assert bozza(*args, "--trace", file)[0] == 0
-    assert file.read_text() == '{"step": 1, "choice": "off"}\n'
-    with pytest.raises(ValueError, match="closed"):
-        told[0]({})
-    assert bozza(*args)[0] == 0
-    assert told[1] is None
+    args = (command, "abab", "-m", folders["target"], "-n", 9, "-d", f"model:{folders['shallow']}", "--trace", file)
+    for runs in (1, 2):  # a file that exists goes on
+        assert bozza(*args)[0] == 0
+        records = [json.loads(line) for line in file.read_text().splitlines()]
+        assert sum(record["step"] == records[0]["step"] for record in records) == runs
+    assert {"step", "request", "candidates", "choice", "expected", "seconds", "committed"} <= set(records[0])
+    assert sum(record["committed"] for record in records) > 9
+
+
+def test_show_says_what_the_default_policy_expected(bozza: Run, folders: dict[str, Path]) -> None:
+    code, err = bozza("generate", "abab", "-m", folders["target"], "-n", 9, "-d", "suffix", "--show")
+    assert code == 0
+    assert re.search(r"chosen .* passes per pass expected \d+\.\d\d( in \d+ of \d+)? · got \d+\.\d\d time plan", err)

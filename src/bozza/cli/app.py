@@ -47,7 +47,7 @@ def bench(
     prompts: Annotated[Path, typer.Option("--prompts", help='JSON lines: {"workload": "...", "prompt": "..."}')],
     model: o.Model = "smollm2",
     draft: o.Draft = None,
-    policy: o.Policy = "fixed",
+    policy: o.Policy = "adaptive",
     max_tokens: o.MaxTokens = 128,
     ignore_eos: o.IgnoreEos = False,
     temperature: o.Temperature = 0.0,

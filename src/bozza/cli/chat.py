@@ -19,7 +19,7 @@ def chat(
     model: o.Model = "smollm2",
     system: Annotated[str | None, typer.Option("--system", help="A system message to begin with.")] = None,
     draft: o.Draft = None,
-    policy: o.Policy = "fixed",
+    policy: o.Policy = "adaptive",
     max_tokens: o.MaxTokens = 512,
     temperature: o.Temperature = 0.0,
     top_p: o.TopP = None,

@@ -22,7 +22,7 @@ def generate(
     prompts: Annotated[list[str] | None, typer.Argument(help="Texts to continue; standard input when none.")] = None,
     model: o.Model = "smollm2",
     draft: o.Draft = None,
-    policy: o.Policy = "fixed",
+    policy: o.Policy = "adaptive",
     max_tokens: o.MaxTokens = 256,
     ignore_eos: o.IgnoreEos = False,
     temperature: o.Temperature = 0.0,

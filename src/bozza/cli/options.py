@@ -28,7 +28,13 @@ Draft = Annotated[
         "model:NAME_OR_FOLDER,k=4.",
     ),
 ]
-Policy = Annotated[str, typer.Option("--policy", help="fixed: always draft k tokens. off: plain decoding.")]
+Policy = Annotated[
+    str,
+    typer.Option(
+        "--policy",
+        help="adaptive: drafts what pays, moment by moment. fixed: always k tokens. off: plain decoding.",
+    ),
+]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens of an output.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end token.")]
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")]
@@ -159,7 +165,6 @@ def load_llm(
     check_sharing(history, check_drafting(draft, policy, rule))
     if batch < 1:
         raise ConfigError(f"--batch {batch}: use at least 1")
-    told: dict[str, Any] = {} if trace is None else {"trace": trace}
     with err.status(f"loading {model}"):
         from bozza import LLM
 
@@ -175,7 +180,7 @@ def load_llm(
             device=device,
             max_batch=batch,
             token_budget=max(512, 16 * batch),
-            **told,
+            trace=trace,
         )
 
 
