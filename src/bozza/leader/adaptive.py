@@ -83,10 +83,13 @@ class Adaptive:
         self._states = {request.id: self._states.get(request.id) or _State() for request in requests}
         if not able:
             return Plan({}, {request.id: 1.0 for request in requests})
-        rate = self.ledger.rate(self.costs, load, len(requests), sum(request.cached for request in requests))
+        before = prices(self.costs, load, self.ledger.rate(self.costs, requests), self.ledger.nodes)
+        beliefs = {request.id: Beliefs(self._rates, LOOK * before.node) for request in able}
+        self._ask_free(able, ask, beliefs)
+        rate = self.ledger.rate(self.costs, requests)
         price = prices(self.costs, load, rate, self.ledger.nodes)
-        beliefs = {request.id: Beliefs(self._rates, LOOK * price.node) for request in able}
-        self._ask_free(able, load, ask, beliefs, price)
+        for id_, belief in beliefs.items():
+            self._states[id_].kept = {node for node, chance in enumerate(belief.chances) if chance >= price.node}
         whole = self._ask_paid(able, load, ask, beliefs, price)
         picked = pick(self.costs, load, rate, {id_: belief for id_, belief in beliefs.items() if id_ not in whole})
         drafts = {id_: beliefs[id_].draft(nodes) for id_, nodes in picked.items()} | whole
@@ -106,9 +109,7 @@ class Adaptive:
         """Predicted against observed chances of the nodes that were verified; see `Ledger.reliability`."""
         return self.ledger.reliability()
 
-    def _ask_free(
-        self, able: Sequence[Request], load: Load, ask: Ask, beliefs: Mapping[int, Beliefs], price: Prices
-    ) -> None:
+    def _ask_free(self, able: Sequence[Request], ask: Ask, beliefs: Mapping[int, Beliefs]) -> None:
         """Let the free drafters draft, as much as might pay, and estimate what they give."""
         for name, most in self._free.items():
             budgets = {request.id: min(most, self.ledger.reach(request.id)) for request in able}
@@ -116,9 +117,8 @@ class Adaptive:
                 self._take(id_, name, draft, beliefs[id_])
         for id_, belief in beliefs.items():
             belief.judge()
-            state = self._states[id_]
-            state.free = belief.first()
-            state.kept = {node for node, chance in enumerate(belief.chances) if chance >= price.node}
+            self._states[id_].free = belief.first()
+        self.ledger.sort({id_: self._states[id_].free for id_ in beliefs})
 
     def _take(self, id_: int, name: str, draft: Draft, belief: Beliefs) -> None:
         """Note a draft."""

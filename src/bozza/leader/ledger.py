@@ -10,7 +10,8 @@ from bozza.core import Draft, Load, Plan, Request, StepStats
 from bozza.leader.choice import Bid, Prices
 from bozza.leader.cost import CostModel
 
-HORIZON = 64.0  # steps that the going rate looks back
+HORIZON = 32.0  # steps that the going rate looks back
+COPYING = (0.3, 0.7)  # edges of the chance of the free drafts' first token, between which rates are told apart
 NEAR = 8.0  # steps that the number of verified nodes looks back
 ROOM = 4  # a free drafter may draft so many tokens more than twice of what is verified
 BINS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # of predicted chances
@@ -25,7 +26,10 @@ class Ledger:
 
     def __init__(self, log: Callable[[dict[str, Any]], None] | None) -> None:
         self._log = log
-        self._earned, self._spent = 1.0, 1.0  # in plain steps: what was committed per request, and the time it took
+        # In plain steps: what was committed per request and step, and the time it took. A token saved is worth the time
+        # of those that come next, and text that is copied goes on at another rate than text that is not.
+        self._earned, self._spent = [1.0] * (len(COPYING) + 1), [1.0] * (len(COPYING) + 1)
+        self._copying: dict[int, int] = {}  # request id -> which of these rates is its own
         self.nodes = 4.0  # verified per step, of late
         self._depths: dict[int, float] = {}  # request id -> nodes verified per step, of late
         self._plan = Plan()
@@ -34,14 +38,18 @@ class Ledger:
         self._weighed: list[tuple[str, Bid]] = []
         self._bins = [[0.0, 0.0, 0.0] for _ in range(len(BINS) + 1)]  # nodes, sum of chances, nodes that stood
 
-    @property
-    def speedup(self) -> float:
-        """Of late, against plain decoding as the cost model sees it; at least 1."""
-        return max(self._earned / self._spent, 1.0)
+    def sort(self, free: Mapping[int, float]) -> None:
+        """Note the chance of the free drafts' first token, by request id."""
+        self._copying = {id_: bisect_right(COPYING, chance) for id_, chance in free.items()}
 
-    def rate(self, costs: CostModel, load: Load, requests: int, cached: int) -> float:
-        """The going rate in tokens per second, for so many requests past their prompt."""
-        return self.speedup * requests / max(costs.pass_seconds(requests, requests, cached), 1e-9)
+    def rate(self, costs: CostModel, requests: Sequence[Request]) -> float:
+        """The going rate of requests past their prompt, in tokens per second; no less than plain decoding's."""
+        plain = costs.pass_seconds(len(requests), len(requests), sum(request.cached for request in requests))
+        return sum(self._speedup(request.id) for request in requests) / max(plain, 1e-9)
+
+    def _speedup(self, id_: int) -> float:
+        place = self._copying.get(id_, 0)
+        return max(self._earned[place] / self._spent[place], 1.0)
 
     def reach(self, id_: int) -> int:
         """How many tokens a free drafter may draft for a request: more than will be verified, if that was little."""
@@ -80,8 +88,14 @@ class Ledger:
             self._settle_chances(draft, tokens)
         self._depths = {id_: self._depths[id_] for id_ in committed}
         for record in self._records:
-            tokens = committed.get(record["request"], ())
-            self._tell(record | {"committed": len(tokens), "seconds_taken": outcome.total_seconds})
+            tokens = tuple(committed.get(record["request"], ()))
+            paths = self._plan.drafts.get(record["request"], Draft()).paths()
+            came = {
+                "committed": len(tokens),
+                "drafted": len(paths),
+                "accepted": sum(path == tokens[: len(path)] for path in paths),
+            }
+            self._tell(record | came | {"seconds_taken": outcome.total_seconds})
         self._records, self._weighed = [], []
 
     def reliability(self) -> list[dict[str, float]]:
@@ -101,8 +115,11 @@ class Ledger:
         # The time is what the step should take: one that stalled says nothing about the rate.
         taken = costs.pass_seconds(load.rows, load.tokens + drafted, load.cached)
         taken += sum(outcome.draft_seconds.values()) - sum(outcome.read_seconds.values())
-        self._earned = keep * self._earned + sum(map(len, committed.values())) / len(committed)
-        self._spent = keep * self._spent + taken / plain
+        for id_, tokens in committed.items():
+            place = self._copying.get(id_, 0)
+            part = 1.0 - (1.0 - keep) / len(committed)
+            self._earned[place] = part * self._earned[place] + len(tokens) / len(committed)
+            self._spent[place] = part * self._spent[place] + taken / plain / len(committed)
         self.nodes += (drafted - self.nodes) / NEAR
 
     def _settle_chances(self, draft: Draft, tokens: Sequence[int]) -> None:
