@@ -126,19 +126,27 @@ class Beliefs:
         self.chances: list[float] = []
         self.offers: list[Offer] = []
         self._index: dict[tuple[int, int], int] = {}
-        self._masks: list[int] = []  # node -> which offers have it, a bit each
-        self._below: dict[int, int] = {}  # node -> which offers have a child there
+        self._below: dict[int, int] = {}  # node -> which offers have a child there, a bit each
         self._who: list[list[tuple[int, int]]] = []  # node -> (offer, its node)
         self._rates = rates
         self._least = least
 
     def add(self, offer: Offer) -> None:
         """Merge a draft in; `judge` afterwards."""
-        number = len(self.offers)
-        bit = 1 << number
+        draft, number = offer.draft, len(self.offers)
         self.offers.append(offer)
-        places, index = offer.places, self._index
-        for node, (token, parent) in enumerate(zip(offer.draft.tokens, offer.draft.parents, strict=True)):
+        bit = 1 << number
+        if not self.tokens:  # the usual case, at a fraction of the time
+            self.tokens, self.parents = list(draft.tokens), list(draft.parents)
+            self.depths = offer.depths = draft.depths()
+            offer.places = list(range(len(draft)))
+            self._who = [[(number, node)] for node in offer.places]
+            self._below = dict.fromkeys(draft.parents, bit)
+            return
+        if not self._index:
+            self._index = {key: node for node, key in enumerate(zip(self.parents, self.tokens, strict=True))}
+        places, index, below = offer.places, self._index, self._below
+        for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
             above = places[parent] if parent >= 0 else -1
             place = index.get((above, token))
             if place is None:
@@ -146,13 +154,11 @@ class Beliefs:
                 self.tokens.append(token)
                 self.parents.append(above)
                 self.depths.append(1 if above < 0 else self.depths[above] + 1)
-                self._masks.append(0)
                 self._who.append([])
             places.append(place)
-            offer.depths.append(self.depths[place])
-            self._masks[place] |= bit
-            self._below[above] = self._below.get(above, 0) | bit
+            below[above] = below.get(above, 0) | bit
             self._who[place].append((number, node))
+        offer.depths = [self.depths[place] for place in places]
 
     def judge(self) -> None:
         """Estimate the chance of every node that is worth a look; the others get 0."""
@@ -162,12 +168,10 @@ class Beliefs:
             if above < self._least:
                 chances.append(0.0)
                 continue
+            who, below = self._who[place], self._below[parent]
             best = 0.0
-            for number, node in self._who[place]:
-                bit = 1 << number
-                others = DISPUTED if self._below[parent] & ~bit else ALONE
-                if self._masks[place] & ~bit:
-                    others = AGREED
+            for number, node in who:
+                others = AGREED if len(who) > 1 else DISPUTED if below & ~(1 << number) else ALONE
                 best = max(best, self.offers[number].chance(node, others, self._rates))
             chances.append(above * best)
         self.chances = chances

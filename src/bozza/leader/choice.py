@@ -91,24 +91,26 @@ def bid(
         cached: request id -> tokens in its store.
         price: of this step.
     """
-    worths = {id_: _running(curve, price.node) for id_, curve in curves.items()}
-    best = NO_BID
+    groups: dict[int, list[int]] = {}  # requests of which the same is known have the same curve
+    for id_, curve in curves.items():
+        groups.setdefault(id(curve), []).append(id_)
+    running = {key: _running(curves[ids[0]], price.node) for key, ids in groups.items()}
     # One more token of one more request, beside what all share.
-    alone = costs.draft_seconds(name, 1, 1, 1, 0)
-    each = costs.draft_seconds(name, 1, 1, 2, 0) - alone
+    each = price.rate * (costs.draft_seconds(name, 1, 1, 2, 0) - costs.draft_seconds(name, 1, 1, 1, 0))
+    best = NO_BID
     for size in SIZES:
-        users = {}
+        users: dict[int, int] = {}
         total = 0.0
-        for id_, running in worths.items():
-            nodes = min(size, len(running))
-            if nodes and (own := running[nodes - 1] - price.rate * each * nodes) > 0.0:
-                users[id_] = nodes
-                total += own
+        for key, ids in groups.items():
+            nodes = min(size, len(running[key]))
+            if nodes and (own := running[key][nodes - 1] - each * nodes) > 0.0:
+                users |= dict.fromkeys(ids, nodes)
+                total += own * len(ids)
         if not users:
             continue
         tokens = sum(users.values())
         seconds = costs.draft_seconds(name, len(users), max(users.values()), tokens, sum(cached[id_] for id_ in users))
-        worth = total - price.rate * (seconds - each * tokens)
+        worth = total - price.rate * seconds + each * tokens
         if worth > best.worth:
             gain = sum(sum(curves[id_][:nodes]) for id_, nodes in users.items())
             best = Bid(worth, gain, seconds, users)
