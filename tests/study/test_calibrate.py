@@ -16,7 +16,7 @@ from bozza.leader import Leader
 from bozza.leader.cost import CostModel
 from bozza.models.runner import ForwardResult, RaggedRunner, Row
 from bozza.rules import Coupled
-from bozza.study.calibrate import ASKED_ROWS, calibrate
+from bozza.study.calibrate import ASKED_ROWS, GRADES, calibrate
 from toy import ToyModel
 
 VOCAB = 60
@@ -44,6 +44,7 @@ class Lawful(ToyModel):
         self._law = law
         self._stalls = stalls
         self._random = random.Random(5)
+        self.slow_from, self.slower = 1 << 30, 1.0  # the first pass of a machine that got slow, and how much slower
 
     def forward(self, rows: Sequence[Row], hidden_layers: Sequence[int] = ()) -> ForwardResult:
         cached = sum(len(self.tokens[row.slot]) for row in rows)
@@ -51,6 +52,7 @@ class Lawful(ToyModel):
         law = self._law
         seconds = law["base"] + law["per_token"] * tokens + law["per_row"] * (len(rows) - 1)
         seconds += law["per_cached"] * cached
+        seconds *= self.slower if len(self.passes) >= self.slow_from else 1.0
         self.clock.now += seconds * (4.0 if self._random.random() < self._stalls else 1.0)
         return super().forward(rows, hidden_layers)
 
@@ -163,6 +165,9 @@ def test_any_context_batch_and_drafter_will_do(context: int, batch: int, most: i
     verify = document["verify"]
     assert verify["knots"][0] == pytest.approx([1, LAW["base"] + LAW["per_token"]], rel=0.01)
     assert len(verify["knots"]) >= 3
+    sizes = {tokens for tokens, _ in verify["knots"][:-1]}
+    assert max(sizes) <= context // 2
+    assert context < 64 or sizes <= {min(tokens, context // 2) for tokens in GRADES[0].tokens}
     assert verify["per_row"] == pytest.approx(LAW["per_row"] if batch > 1 else 0.0, rel=0.01)
     costs = CostModel.from_document(document)
     for name in ("slow", "other"):
@@ -179,6 +184,20 @@ def test_it_takes_about_as_long_as_it_may_and_less_on_a_small_model(base: float,
     assert model.clock.now <= (seconds * 1.5 if base < 0.1 else 3 * seconds)
     if base < 0.001:
         assert model.clock.now < 0.1
+
+
+def test_a_small_model_needs_no_seconds() -> None:
+    model = Lawful(Clock(), {name: value / 10 for name, value in LAW.items()}, 1000)
+    measured(model)
+    assert model.clock.now < 0.45  # PATIENCE passes take 0.37 seconds; more rounds than that would change nothing
+
+
+def test_a_machine_that_becomes_slow_meanwhile_ends_the_rounds_early() -> None:
+    model = Lawful(Clock(), LAW, 1000)
+    model.slow_from, model.slower = 8, 10.0
+    document = measured(model)
+    assert model.clock.now < 16.0  # three rounds would take 30 seconds
+    assert CostModel.from_document(document).pass_seconds(1, 1, 0) > 5 * LAW["base"]
 
 
 def test_more_time_gives_more_knots() -> None:

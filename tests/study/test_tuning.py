@@ -25,11 +25,11 @@ PLAIN = {
 }
 
 
-def steady(length: int = 21, **right: int) -> Trace:
-    """A trace in which each drafter has always the same number of tokens right, of 8 at most."""
+def steady(length: int = 21, cap: int = 8, **right: int) -> Trace:
+    """A trace in which each drafter has always the same number of tokens right."""
     output = tuple(range(100, 100 + length))
     accept = {name: (count,) * length for name, count in right.items()}
-    return Trace((1, 2, 3), output, accept, dict.fromkeys(right, 8))
+    return Trace((1, 2, 3), output, accept, dict.fromkeys(right, cap))
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,15 @@ def test_predictions_are_what_a_sum_by_hand_says() -> None:
     assert bad["first_token"] == 0.0
     assert not good["free"]
     assert found["sets"]["oracle"][1] == pytest.approx(good["speedup"][1])
+    # Together the bad one is asked for a token too: 20 for the call, 1 for the token, for which the seventh step has no
+    # room, so that one of the good ones is left out and a plain step must follow.
+    assert found["sets"]["merged"][1] == pytest.approx(21 * 10.0 / (6 * (13.0 + 22.0) + (12.0 + 22.0) + 10.0))
+
+
+def test_a_drafter_may_be_asked_for_any_number_up_to_its_own() -> None:
+    (entry,) = predict([steady(cap=6, eagle=1)], ["eagle:k=6"], PLAIN, [1])["drafters"]
+    assert list(entry["lengths"][1]) == [1, 2, 4, 6]
+    assert (entry["best"][1], entry["first_token"]) == (1, 1.0)
 
 
 def test_more_copies_make_long_drafts_dearer() -> None:

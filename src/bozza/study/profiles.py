@@ -176,7 +176,5 @@ def _differences(given: Any, setting: Setting) -> list[str]:
     known = given if isinstance(given, dict) else {}
     names = [entry.name for entry in fields(setting)] + sorted(set(known) - set(ours))
     return [
-        f"{name} {known.get(name)!r}, not {ours.get(name)!r}"
-        for name in names
-        if known.get(name) != ours.get(name) or name not in known
+        f"{name} {known.get(name)!r}, not {ours.get(name)!r}" for name in names if known.get(name) != ours.get(name)
     ]
