@@ -59,6 +59,14 @@ def test_drafts_of_two_are_merged_and_both_are_paid() -> None:
     assert first["choices"] == {"mtp+eagle": 1, "mtp": 1}
 
 
+def test_wrong_tokens_of_two_drafters_are_not_the_same() -> None:
+    trace = Trace(PROMPT, (1, 2, 3, 4), {"eagle": (0, 0, 0, 0), "mtp": (0, 0, 0, 0)}, {"eagle": 1, "mtp": 1})
+    (run,) = one("fixed", trace)["by_request"]
+    spent = [seconds(trace, place, 2, eagle=1, mtp=1) for place in (0, 1)]
+    spent += [seconds(trace, 2, 1, eagle=1, mtp=1), seconds(trace, 3, 0)]
+    assert run["seconds"] == pytest.approx(sum(spent), rel=1e-12)
+
+
 def test_as_many_tokens_from_all() -> None:
     assert one("fixed:2")["by_request"] == one("fixed:eagle=2,mtp=2")["by_request"]
     assert one("fixed:3")["by_request"] == one("fixed:eagle=3,mtp=2")["by_request"]  # no more than what was recorded
