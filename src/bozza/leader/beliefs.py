@@ -138,7 +138,8 @@ class Beliefs:
         bit = 1 << number
         if not self.tokens:  # the usual case, at a fraction of the time
             self.tokens, self.parents = list(draft.tokens), list(draft.parents)
-            self.depths = offer.depths = draft.depths()
+            offer.depths = draft.depths()
+            self.depths = list(offer.depths)
             offer.places = list(range(len(draft)))
             self._who = [[(number, node)] for node in offer.places]
             self._below = dict.fromkeys(draft.parents, bit)

@@ -82,7 +82,9 @@ class CostModel:
         overhead = _number(document, "overhead", "costs")
         knots = _knots(verify["knots"]) if "knots" in verify else _line(verify)
         drafters = {}
-        for name, entry in dict(document.get("drafters", {})).items():
+        if not isinstance(given := document.get("drafters", {}), Mapping):
+            raise ConfigError('costs, drafters: write {NAME: {"base": s, ...}, ...}, in seconds')
+        for name, entry in given.items():
             _known(entry, set(DRAFTER_KEYS), f"costs, drafter {name}")
             base, depth, token, cached = (_number(entry, key, f"costs, drafter {name}") for key in DRAFTER_KEYS)
             drafters[name] = (base, depth, token, cached)
@@ -182,7 +184,7 @@ def _line(verify: Mapping[str, Any]) -> dict[int, float]:
 def _knots(given: Any) -> dict[int, float]:
     try:
         knots = {int(tokens): float(seconds) for tokens, seconds in given}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # infinitely many tokens
         knots = {}
     if not knots or min(knots) < 1 or not all(seconds > 0.0 and math.isfinite(seconds) for seconds in knots.values()):
         raise ConfigError("costs, verify: knots are [[tokens, seconds], ...], each at least 1 and above 0")

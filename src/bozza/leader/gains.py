@@ -7,7 +7,7 @@ likely the free drafts' first token is, and how the drafter fared lately in this
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
 
 from bozza.leader.beliefs import Offer
@@ -74,5 +74,4 @@ class Gains:
 
 
 def _key(name: str, rank: int, free: float, record: tuple[int, int]) -> Key:
-    place = bisect_right(RANKS, rank - 1) if rank > 8 else rank
-    return (name, place, bisect_right(FREE, free), record[0], record[1])
+    return (name, bisect_left(RANKS, rank), bisect_right(FREE, free), record[0], record[1])
