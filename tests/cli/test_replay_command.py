@@ -84,6 +84,14 @@ def test_the_cap_may_stand_in_the_costs(bozza: Command, tmp_path: Path) -> None:
     assert seen[1] > seen[0]  # three tokens were drafted where one was
 
 
+def test_a_stored_profile_is_as_good_as_its_costs(bozza: Command, traces: Path, costs: Path, tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps({"format": "bozza-costs", "version": 1, "costs": COSTS}))
+    plain, stored = (bozza("replay", traces, "--costs", file, "--json") for file in (costs, profile))
+    assert plain == stored
+    assert plain[0] == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -60,7 +60,8 @@ def _costs(file: Path) -> dict[str, Any]:
         raise ConfigError(f"--costs {file}: cannot be read ({problem})") from problem
     if not isinstance(document, dict):
         raise ConfigError(f'--costs {file}: write {{"verify": {{"base": s, "per_token": s, "per_cached": s}}, ...}}')
-    return document
+    stored = document.get("costs")  # a profile, as `bozza tune` keeps it
+    return stored if isinstance(stored, dict) else document
 
 
 def _print(document: dict[str, Any]) -> None:
