@@ -4,9 +4,10 @@ At a place a step either drafts nothing, or has one drafter draft k tokens that 
 moves on by k + 1 places. Going backwards from the end, the least time to the end is the least of these steps' times
 plus the least time from where they lead (dynamic programming, exact, since a step's time depends only on the place).
 
-Nothing else has to be tried. Tokens that will not stand only cost (as long as a larger pass never takes less time). Nor does a second drafter help: all drafts begin at
-the same place, so the longest path that stands lies within one of them; without the others the step commits as much,
-for less. (`tests/study/test_oracle.py` compares with a search over all sets of drafters and lengths.)
+Nothing else has to be tried. Tokens that will not stand only cost, as long as a larger pass never takes less time. Nor
+does a second drafter help: all drafts begin at the same place, so the longest path that stands lies within one of them;
+without the others the step commits as much, for less. (`tests/study/test_oracle.py` compares with a search over all
+sets of drafters and lengths.)
 """
 
 from __future__ import annotations
