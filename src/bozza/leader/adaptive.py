@@ -81,9 +81,9 @@ class Adaptive:
         self._calls = {}
         able = [request for request in requests if load.room[request.id] > 0]
         self._states = {request.id: self._states.get(request.id) or _State() for request in requests}
-        if not able:
-            return Plan({}, {request.id: 1.0 for request in requests})
         before = prices(self.costs, load, self.ledger.rate(self.costs, requests), self.ledger.nodes)
+        if not able:
+            return self.ledger.planned(self._step, requests, load, {}, self.costs, before)
         beliefs = {request.id: Beliefs(self._rates, LOOK * before.node) for request in able}
         self._ask_free(able, ask, beliefs)
         rate = self.ledger.rate(self.costs, requests)

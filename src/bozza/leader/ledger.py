@@ -74,8 +74,10 @@ class Ledger:
         for id_, draft in drafts.items():
             expected[id_] += sum(draft.confidences)
         self._plan, self._load = Plan(drafts, expected), load
+        self._records = []  # of a step that was interrupted
         if self._log is not None:
             self._note(step, requests, load, costs, price)
+        self._weighed = []
         return self._plan
 
     def settle(self, outcome: StepStats, committed: Mapping[int, Sequence[int]], costs: CostModel) -> None:
@@ -96,7 +98,7 @@ class Ledger:
                 "accepted": sum(path == tokens[: len(path)] for path in paths),
             }
             self._tell(record | came | {"seconds_taken": outcome.total_seconds})
-        self._records, self._weighed = [], []
+        self._records = []
 
     def reliability(self) -> list[dict[str, float]]:
         """Rows of {"predicted", "observed", "nodes"}: means over verified nodes of about the same predicted chance."""
@@ -125,8 +127,8 @@ class Ledger:
     def _settle_chances(self, draft: Draft, tokens: Sequence[int]) -> None:
         path = tuple(tokens)
         for walked, chance in zip(draft.paths(), draft.confidences, strict=False):  # drawn drafts have no chances
-            if len(walked) > len(path) and walked[: len(path)] == path:
-                continue  # the request ended before it came to this
+            if chance <= 0.0 or (len(walked) > len(path) and walked[: len(path)] == path):
+                continue  # a drawn token beside others, or the request ended before it came to this
             entry = self._bins[bisect_right(BINS, chance)]
             entry[0] += 1.0
             entry[1] += chance
