@@ -16,7 +16,8 @@ from bozza.leader import Leader
 from bozza.leader.cost import CostModel
 from bozza.models.runner import ForwardResult, RaggedRunner, Row
 from bozza.rules import Coupled
-from bozza.study.calibrate import ASKED_ROWS, GRADES, calibrate
+from bozza.study.calibrate import GRADES, calibrate
+from bozza.study.stand import ASKED_ROWS
 from toy import ToyModel
 
 VOCAB = 60
