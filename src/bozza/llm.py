@@ -25,6 +25,7 @@ from bozza.leader import Adaptive, CostModel, Fixed, Leader, Off
 from bozza.models.identity import identity
 from bozza.models.loading import Loaded, end_ids, load
 from bozza.models.probe import load_runner
+from bozza.models.runner import RaggedRunner
 from bozza.params import SamplingParams
 from bozza.rules import RULES
 from bozza.stream import Stream
@@ -171,6 +172,14 @@ class LLM:
         twin.__dict__.update(self.__dict__)
         specs = [parse_spec(text) for text in self.draft]
         twin.engine = twin._engine(self._factory.make(specs, RULES[self.rule].coupled, private=True), leader)
+        return twin
+
+    def apart(self, max_batch: int) -> LLM:
+        """Another LLM over the same weights for measurements: its store is its own and goes with it."""
+        twin = object.__new__(LLM)
+        twin.__dict__.update(self.__dict__)
+        twin.runner = RaggedRunner(self.model, self.invariant)
+        twin._max_batch, twin._token_budget = max_batch, max(self._token_budget, 32 * max_batch)
         return twin
 
     def _set_policy(self, specs: Sequence[DraftSpec], policy: str, rule: str) -> None:

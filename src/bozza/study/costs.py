@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bozza.drafters.spec import PAID, drafter_names, parse_spec
 from bozza.study import profiles
 from bozza.study.calibrate import BATCH, calibrate
+from bozza.verify import PROMPTS
 
 if TYPE_CHECKING:
     from bozza.llm import LLM
@@ -38,5 +39,7 @@ def measure(llm: LLM, text: Sequence[int] = (), seconds: float = 4.0) -> dict[st
     specs = [parse_spec(draft) for draft in llm.draft]
     names = drafter_names(specs)
     paid = {name: spec.tokens for name, spec in zip(names, specs, strict=True) if spec.kind in PAID}
-    wide = llm.with_policy("fixed" if specs else "off", llm.draft or None, max_batch=BATCH)
+    wide = llm.apart(BATCH)
+    if not text and llm.tokenizer is not None:
+        text = llm.encode(PROMPTS[0])
     return calibrate(lambda leader: wide.with_leader(leader).engine, paid, text=text, seconds=seconds)
