@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +21,7 @@ class Mutant(NamedTuple):
     file: str
     right: str
     wrong: str
-    tests: str  # where it must be noticed
+    tests: str  # where it must be noticed: a file, or one test of a file that takes long
 
 
 MUTANTS = [
@@ -42,42 +44,42 @@ MUTANTS = [
         "rules/rejection.py",
         "float(law[token]) / float(proposal[token])",
         "float(proposal[token]) / max(float(law[token]), 1e-300)",
-        "tests/rules/test_laws.py",
+        "tests/rules/test_laws.py::test_report_49_chains_leave_the_law_as_it_is",
     ),
     Mutant(
         "after a rejection the target's law is used as it was",
         "rules/rejection.py",
         "left = (law - proposal).clamp_(min=0.0)",
         "left = law.clone()",
-        "tests/rules/test_laws.py",
+        "tests/rules/test_laws.py::test_report_49_chains_leave_the_law_as_it_is",
     ),
     Mutant(
         "a second child is taken to be drawn with replacement",
         "rules/rejection.py",
         "proposal[list(before)] = 0.0",
         "pass",
-        "tests/rules/test_laws.py",
+        "tests/rules/test_laws.py::test_report_58_trees_leave_the_law_as_it_is",
     ),
     Mutant(
         "block verification forgets to condition on what was not accepted later",
         "rules/block.py",
         "return surplus / (surplus + (1.0 - share)) if surplus > 0.0 else 0.0",
         "return surplus",
-        "tests/rules/test_laws.py",
+        "tests/rules/test_laws.py::test_report_49_chains_leave_the_law_as_it_is",
     ),
     Mutant(
         "block verification does not carry p over to the residual",
         "rules/block.py",
         "left = (carried * law - ",
         "left = (law - ",
-        "tests/rules/test_laws.py",
+        "tests/rules/test_laws.py::test_report_49_chains_leave_the_law_as_it_is",
     ),
     Mutant(
         "drafts that happened to agree are taken for one chain",
         "rules/block.py",
         "chain = not draft.merged and ",
         "chain = ",
-        "tests/rules/test_laws.py",
+        "tests/rules/test_laws.py::test_block_does_not_take_two_drafts_that_met_for_a_chain",
     ),
     Mutant(
         "drafting and acceptance share their numbers",
@@ -91,14 +93,14 @@ MUTANTS = [
         "drafters/model.py",
         'Coins(request, f"draft {self.name}")',
         'Coins(request, "draft")',
-        "tests/drafters/test_model_drafter.py",
+        "tests/drafters/test_model_drafter.py::test_two_drafters_draw_independently_of_each_other_and_say_from_what",
     ),
     Mutant(
         "how deep a merged sampled draft goes depends on what was drawn",
         "drafters/merge.py",
         "(_together(drafts, depth) if sampled else len(union))",
         "len(union)",
-        "tests/rules/test_laws.py",
+        "tests/rules/test_laws.py::test_negative_control_a_cut_that_depends_on_what_was_drawn_is_noticed",
     ),
     Mutant(
         "tokens after a stop in the same block leak out",
@@ -180,35 +182,63 @@ MUTANTS = [
 ]
 
 
-def run_tests(source: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    environment = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180)
+class Run(NamedTuple):
+    status: int
+    output: str
+
+
+class Nursery:
+    """The process that runs tests against copies of the sources, see `nursery.py`."""
+
+    def __init__(self) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}  # there must be no threads where it forks
+        command = [sys.executable, str(ROOT / "tests" / "nursery.py")]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, source: Path, tests: Sequence[str]) -> Run:
+        log = source.parent / "log"
+        asked = {"source": str(source), "tests": tests, "log": str(log), "seconds": 180}
+        wire = self._process
+        assert wire.stdin is not None
+        assert wire.stdout is not None
+        wire.stdin.write(json.dumps(asked) + "\n")
+        wire.stdin.flush()
+        status = int(wire.stdout.readline())
+        return Run(status, log.read_text(encoding="utf-8"))
+
+    def close(self) -> None:
+        self._process.communicate()
+        assert self._process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    started = Nursery()
+    yield started
+    started.close()
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A copy of the sources that imports before the installed ones."""
+    """A copy of the sources, to import in place of the installed ones."""
     shutil.copytree(ROOT / "src" / "bozza", tmp_path / "src" / "bozza", ignore=shutil.ignore_patterns("__pycache__"))
-    code = "import bozza; print(bozza.__file__)"
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
-    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert Path(found.stdout.strip()).is_relative_to(tmp_path)
     return tmp_path / "src"
 
 
-def test_the_copy_itself_passes(source: Path):
+def test_the_copy_itself_passes(nursery: Nursery, source: Path):
     """Otherwise mutants could be noticed for the wrong reason."""
-    run = run_tests(source, sorted({mutant.tests for mutant in MUTANTS}))
-    assert run.returncode == 0, run.stdout[-2000:]
+    run = nursery.run(source, sorted({mutant.tests for mutant in MUTANTS}))
+    assert run.status == 0, run.output[-2000:]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
-def test_a_mutant_is_noticed(source: Path, mutant: Mutant):
+def test_a_mutant_is_noticed(nursery: Nursery, source: Path, mutant: Mutant):
     file = source / "bozza" / mutant.file
     text = file.read_text(encoding="utf-8")
     assert text.count(mutant.right) == 1, "the line has changed: change the mutant with it"
     file.write_text(text.replace(mutant.right, mutant.wrong), encoding="utf-8")
-    run = run_tests(source, [mutant.tests])
-    assert run.returncode == 1, run.stdout[-2000:]  # failed tests, not a file that could not be run
-    assert " FAILURES " in run.stdout
+    run = nursery.run(source, [mutant.tests])
+    assert run.status == 1, run.output[-2000:]  # failed tests, not a file that could not be run
+    assert " FAILURES " in run.output
