@@ -24,6 +24,7 @@ from bozza.verify import deviation, uniforms_of, views_of
 from tiny import shallower, tiny, token_prompts
 
 PROMPTS = token_prompts(22)
+ALONE = (0, 1, 2, 3, 4, 5, *range(6, len(PROMPTS), 3))  # one by one they cost most: each kind, and some of the noise
 DRAFTS = {
     "off": None,
     "ngram": ["ngram"],
@@ -86,22 +87,25 @@ def with_arrivals(
 
 
 def decode(llm: LLM, batch: str, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
-    if batch == "cancelled":
-        requests = with_arrivals(llm, prompts, params, cancel=True)
-        assert sum(request.finish_reason == "abort" for request in requests) >= 3
-        # What was cancelled is a beginning; the rest of it does not matter here.
-        whole = decode(llm.with_policy("off"), "arrivals", prompts, params)
-        for request, ids in zip(requests, whole, strict=True):
-            assert request.finish_reason != "abort" or request.output == ids[: request.output_len]
-        return [
-            ids if request.finish_reason == "abort" else request.output
-            for request, ids in zip(requests, whole, strict=True)
-        ]
     if batch == "arrivals":
         return [request.output for request in with_arrivals(llm, prompts, params)]
     if batch == "1":
         return [llm.generate([p], q)[0].token_ids for p, q in zip(prompts, params, strict=True)]
     return [output.token_ids for output in llm.generate(prompts, params)]
+
+
+def check(llm: LLM, batch: str, params: Sequence[SamplingParams], expected: Sequence[list[int]]) -> None:
+    """Decode the prompts, or with "1" some of them, and compare."""
+    if batch == "cancelled":
+        requests = with_arrivals(llm, PROMPTS, params, cancel=True)
+        aborted = [request.finish_reason == "abort" for request in requests]
+        assert sum(aborted) >= 3
+        for request, cut, ids in zip(requests, aborted, expected, strict=True):
+            assert request.output == (ids[: request.output_len] if cut else ids)  # what was cancelled is a beginning
+        return
+    places = ALONE if batch == "1" else range(len(PROMPTS))
+    prompts, chosen = [PROMPTS[place] for place in places], [params[place] for place in places]
+    assert decode(llm, batch, prompts, chosen) == [expected[place] for place in places]
 
 
 def test_every_drafter_and_rule_is_covered():
@@ -121,6 +125,7 @@ def test_the_prompts_are_worth_testing(greedy):
     assert sum(ids[-1] == 2 for ids in greedy) >= 1  # some end early
     assert sum(len(ids) == 40 for ids in greedy) >= 10
     assert len({tuple(ids[:5]) for ids in greedy}) >= 15
+    assert sum(greedy[place][-1] == 2 for place in ALONE) >= 1
 
 
 BATCHES = {"1": 1, "8": 8, "arrivals": 32, "cancelled": 32}
@@ -132,7 +137,7 @@ BATCHES = {"1": 1, "8": 8, "arrivals": 32, "cancelled": 32}
 def test_greedy_equals_generate(target, folders, greedy, rule, draft, batch):
     llm = make(target, folders, draft, rule=rule, max_batch=BATCHES[batch], token_budget=64)
     params = [SamplingParams(max_tokens=40)] * len(PROMPTS)
-    assert decode(llm, batch, PROMPTS, params) == greedy
+    check(llm, batch, params, greedy)
 
 
 @pytest.mark.parametrize("architecture", ["gemma2", "gpt_oss", "mistral", "deepseek_v3", "gpt2"])
@@ -205,7 +210,7 @@ def sampled(target: Any) -> list[list[int]]:
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_report_61_63_one_seed_one_text(target, folders, sampled, draft, batch):
     llm = make(target, folders, draft, max_batch=BATCHES[batch], token_budget=64)
-    assert decode(llm, batch, PROMPTS, SAMPLED) == sampled
+    check(llm, batch, SAMPLED, sampled)
 
 
 ONE_OF_EACH = {text.partition(":")[0]: text for draft in DRAFTS.values() for text in draft or ()}
@@ -221,12 +226,20 @@ def test_every_pair_of_drafters_merged(target, folders, greedy, sampled, pair, r
         assert decode(llm, "8", PROMPTS[:6], SAMPLED[:6]) == sampled[:6]
 
 
-def distance(llm: LLM, batch: str) -> tuple[float, float]:
+FREE = [SamplingParams(max_tokens=30, temperature=1.0, seed=seed, ignore_eos=True) for seed in range(3 * len(PROMPTS))]
+
+
+@pytest.fixture(scope="module")
+def coupled(target: Any) -> list[list[int]]:
+    """What rules with coins of their own do not say; in any batch, see the test above."""
+    return decode(LLM(target, policy="off", max_batch=8), "8", PROMPTS * 3, FREE)
+
+
+def distance(llm: LLM, batch: str, coupled: Sequence[list[int]]) -> tuple[float, float]:
     """How far sampled tokens are from the target's law, and how far they may be once in a million runs."""
     prompts = PROMPTS * (1 if batch == "1" else 3)
-    params = [SamplingParams(max_tokens=30, temperature=1.0, seed=i, ignore_eos=True) for i in range(len(prompts))]
-    outputs = decode(llm, batch, prompts, params)
-    assert outputs != decode(llm.with_policy("off", rule="coupled"), batch, prompts, params)  # other coins
+    outputs = decode(llm, batch, prompts, FREE[: len(prompts)])
+    assert outputs != coupled[: len(prompts)]
     generator = torch.Generator().manual_seed(0)
     uniforms = views_of([uniforms_of(llm.model, p, ids, generator) for p, ids in zip(prompts, outputs, strict=True)])
     bound = (math.log(2 * len(uniforms) / 1e-6) / (2 * uniforms.shape[1])) ** 0.5
@@ -236,14 +249,14 @@ def distance(llm: LLM, batch: str) -> tuple[float, float]:
 @pytest.mark.parametrize("batch", ["1", "8", "arrivals"])
 @pytest.mark.parametrize("draft", [name for name in DRAFTS if name != "off"])
 @pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if not rule.coupled])
-def test_report_49_58_sampled_tokens_follow_the_targets_law(target, folders, rule, draft, batch):
+def test_report_49_58_sampled_tokens_follow_the_targets_law(target, folders, coupled, rule, draft, batch):
     llm = make(target, folders, draft, rule=rule, max_batch=BATCHES[batch], token_budget=64)
-    found, bound = distance(llm, batch)
+    found, bound = distance(llm, batch, coupled)
     assert found < bound
 
 
 @pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if not rule.coupled])
-def test_negative_control_a_drafter_that_misstates_its_law_is_noticed(target, folders, rule, monkeypatch):
+def test_negative_control_a_drafter_that_misstates_its_law_is_noticed(target, folders, coupled, rule, monkeypatch):
     """Report 50: drafted at one temperature, stated at another."""
     llm = make(target, folders, "model", rule=rule)
     drafter = llm.engine._drafters["model"]
@@ -255,7 +268,7 @@ def test_negative_control_a_drafter_that_misstates_its_law_is_noticed(target, fo
 
     monkeypatch.setattr("bozza.drafters.model.Coins", lambda request, stream: Liar())
     assert drafter._sampler.laws == laws
-    found, bound = distance(llm, "8")
+    found, bound = distance(llm, "8", coupled)
     assert found > bound
 
 
