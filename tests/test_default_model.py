@@ -54,6 +54,8 @@ def test_greedy_fp32_equals_generate(fp32, drafting, prompts, expected, draft, b
     specs = {"off": None, "ngram": drafting.draft[:1], "model": drafting.draft[1:], "both": drafting.draft}[draft]
     llm = drafting.with_policy("off" if specs is None else "fixed", specs, max_batch=batch)
     params = SamplingParams(max_tokens=MAX_TOKENS)
+    if batch == 1 and draft in ("model", "both"):  # a draft model of this size costs most where it drafts for one
+        prompts, expected = prompts[::3], expected[::3]
     if batch == 32:
         outputs = [request.output for request in with_arrivals(llm, prompts, [params] * len(prompts))]
     else:
