@@ -199,8 +199,11 @@ def test_where_drafters_agree_the_surer_estimate_counts() -> None:
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_recent_luck_in_the_request_is_learned_to_matter(turned: bool) -> None:
-    rates, lucky, unlucky = Rates(LEVELS), (5, 3), (1, 0)
+@pytest.mark.parametrize(("lucky", "unlucky"), [((5, 2), (1, 2)), ((3, 3), (3, 0))])
+def test_recent_luck_in_the_request_is_learned_to_matter(
+    turned: bool, lucky: tuple[int, int], unlucky: tuple[int, int]
+) -> None:
+    rates = Rates(LEVELS)
     for _ in range(200):
         for record, token in ((lucky, 1), (unlucky, 2)):
             beliefs = judged(Draft.chain([1], "a"), rates=rates, record=record)

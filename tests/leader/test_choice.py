@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bozza.core import Draft, Load
 from bozza.leader.beliefs import LEVELS, Beliefs, Offer
-from bozza.leader.choice import NO_BID, SIZES, Bid, Prices, bid, pick, prices
+from bozza.leader.choice import NO_BID, Bid, Prices, bid, pick, prices
 from bozza.leader.cost import CostModel
 from bozza.leader.rates import Rates
 
@@ -133,6 +133,8 @@ def test_where_only_a_chain_is_verified_nothing_else_is_picked() -> None:
 def test_what_cannot_stand_is_not_verified_even_for_nothing() -> None:
     assert pick(line(0.0), load({1: 9}), 0.0, {1: chain(0.5, 0.0, 0.0)}) == {1: [0]}
     assert pick(line(0.0), load({1: 9, 2: 9}), 0.0, {1: chain(0.0), 2: believed([], [])}) == {}
+    strange = CostModel({1: 0.06, 8: 0.02})  # as a model may think for a while: more tokens cost less
+    assert pick(strange, load({1: 9}), 10.0, {1: chain(0.5, 0.0, 0.0)}) == {1: [0]}
 
 
 @pytest.mark.parametrize("nodes", [0.0, 1.4, 6.0, 40.0])
@@ -145,7 +147,8 @@ def test_the_price_of_a_node_looks_as_far_as_nodes_are_verified_of_late() -> Non
     costs = CostModel({1: 0.02, 4: 0.02, 8: 0.06})
     assert prices(costs, load({1: 9}), 10.0, 3.0).node == 0.0
     assert prices(costs, load({1: 9}), 10.0, 7.2).node == pytest.approx(10.0 * 0.04 / 7)
-    assert prices(costs, load(dict.fromkeys(range(4), 9)), 10.0, 1.0).node == pytest.approx(10.0 * 0.04 / 4)
+    bent = CostModel({4: 0.02, 5: 0.02, 8: 0.06})  # and at least one for each request
+    assert prices(bent, load(dict.fromkeys(range(4), 9)), 10.0, 1.0).node == pytest.approx(10.0 * 0.04 / 4)
     assert prices(CostModel({1: 0.06, 8: 0.02}), load({1: 9}), 10.0, 4.0).node == 0.0  # never a reward
 
 
@@ -165,7 +168,7 @@ def value(costs: CostModel, curves: Mapping[int, Sequence[float]], price: Prices
 
 def uniform(curves: Mapping[int, Sequence[float]], ids: Sequence[int]) -> Iterator[dict[int, int]]:
     """One size for some requests, or as much of it as they have room for."""
-    for size in SIZES:
+    for size in range(1, 7):
         if budgets := {id_: min(size, len(curves[id_])) for id_ in ids if curves[id_]}:
             yield budgets
 

@@ -41,6 +41,13 @@ def test_before_anything_is_seen_later_nodes_are_less_likely() -> None:
     assert curve == pytest.approx([PRIOR * FADE**rank for rank in range(5)])
 
 
+def test_a_curve_is_as_long_as_it_is_asked_for() -> None:
+    gains = Gains()
+    curves = [gains.curve("eagle", most, 0.0, UNKNOWN) for most in (3, 0, 6, 3)]
+    assert [len(curve) for curve in curves] == [3, 0, 6, 3]
+    assert curves[2][:3] == curves[0]
+
+
 def test_the_better_the_free_drafts_the_less_is_expected_beside_them() -> None:
     gains = Gains()
     firsts = [gains.curve("eagle", 3, free, UNKNOWN)[0] for free in (0.0, 0.1, 0.3, 0.5, 0.7, 0.85, 1.0)]

@@ -14,7 +14,7 @@ from bozza.drafters.merge import merge
 from bozza.leader.adaptive import Adaptive
 from bozza.leader.choice import Bid, Prices
 from bozza.leader.cost import CostModel
-from bozza.leader.ledger import HORIZON, ROOM, Ledger
+from bozza.leader.ledger import ROOM, Ledger
 from bozza.params import SamplingParams
 
 COSTS = CostModel.from_document(
@@ -107,16 +107,36 @@ def test_the_rate_follows_a_speedup_and_forgets_it() -> None:
     speedup = 4.0 * COSTS.pass_seconds(1, 1, 100) / COSTS.pass_seconds(1, 4, 100)
     assert 3.0 < speedup < 4.0
     early = copied(ledger, 2)
-    assert 1.0 < early < copied(ledger, round(3 * HORIZON))
+    assert 1.0 < early < copied(ledger, 100)
     assert copied(ledger, 0) == pytest.approx(speedup, rel=0.1)
-    for _ in range(round(3 * HORIZON)):
+    for _ in range(100):
         step(ledger, {1: [9]})
     assert copied(ledger, 0) == pytest.approx(1.0, abs=0.2)
 
 
+def test_a_prompt_in_the_pass_is_time_that_plain_decoding_would_spend_too() -> None:
+    ledger = Ledger(None)
+    for _ in range(150):
+        step(ledger, {1: [1, 2, 3, 4]}, {1: CHAIN}, prompts=200)
+    assert copied(ledger, 0) == pytest.approx(4.0 * 0.221 / 0.224, rel=0.05)
+
+
+@pytest.mark.parametrize("count", [2, 16])
+def test_the_rate_of_many_requests_changes_as_fast_as_that_of_one(count: int) -> None:
+    flat, speedups = CostModel({1: 0.02}), []
+    for ids in ([0], range(count)):
+        ledger, running = Ledger(None), [request(id_) for id_ in ids]
+        for tokens in [[1, 2, 3, 4]] * 40 + [[9]] * 20:
+            ledger.planned(1, running, load(running), {}, flat, PRICE)
+            ledger.settle(stats(load(running), {}), dict.fromkeys(ids, tokens), flat)
+        speedups.append(ledger.rate(flat, running) * 0.02 / len(running))
+    assert speedups[0] == pytest.approx(speedups[1], rel=0.05)
+    assert 1.5 < speedups[0] < 3.0
+
+
 def test_time_of_drafters_counts_and_reading_is_part_of_the_pass() -> None:
     fast, slow, reading = (
-        copied(Ledger(None), round(4 * HORIZON), **timing) for timing in ({}, {"drafting": 0.0241}, {"reading": 0.0241})
+        copied(Ledger(None), 150, **timing) for timing in ({}, {"drafting": 0.0241}, {"reading": 0.0241})
     )
     assert slow == pytest.approx(fast / 2, rel=0.05)
     assert reading == pytest.approx(fast)
@@ -281,11 +301,19 @@ def test_each_decision_is_told_with_its_outcome() -> None:
     assert [candidate["tokens"] for candidate in second["candidates"]] == [0, 0, 0]  # not asked for this one
 
 
+@pytest.mark.parametrize(("tokens", "accepted"), [([1, 2], 2), ([1, 2, 3, 4], 3), ([9], 0), ([3, 2, 1], 0)])
+def test_accepted_nodes_are_told(tokens: list[int], accepted: int) -> None:
+    ledger, records = told()
+    step(ledger, {1: tokens}, {1: CHAIN})
+    assert (records[0]["drafted"], records[0]["accepted"]) == (3, accepted)
+
+
 def test_a_decision_is_told_once() -> None:
     ledger, records = told()
     for number in range(3):
         ledger.weigh("eagle", Bid(0.3, 0.8, 0.005, {1: 4}))
         step(ledger, {1: [1]}, {1: CHAIN}, number=number)
+    ledger.settle(stats(load([request()]), {}), {1: [5]}, COSTS)  # of which nothing was decided
     assert [record["step"] for record in records] == [0, 1, 2]
     assert [len(record["candidates"]) for record in records] == [2, 2, 2]
 
