@@ -42,7 +42,9 @@ DRAFTS = {
     "foreign trees": ["model:{foreign},k=5,width=2", "ngram:k=2"],
     "two": ["model:{shallow},k=2", "model:{stranger},k=2"],
     "stranger": ["model:{stranger},k=3", "ngram:min=2,max=3,k=2"],
+    "adaptive": ["suffix", "recycling:k=8", "eagle:{head},k=6,width=3", "model:{shallow},k=3"],
 }
+CHEAP = {"verify": {"base": 0.02, "per_token": 0.0001}}  # what the adaptive leader believes at first: drafts all it can
 
 
 def make(model: Any, folders: Any, name: str, **options: Any) -> LLM:
@@ -51,7 +53,10 @@ def make(model: Any, folders: Any, name: str, **options: Any) -> LLM:
         return LLM(model, policy="off", **options)
     if "foreign" in name:  # only with the target's tokenizer is it known to be one
         options["tokenizer"] = AutoTokenizer.from_pretrained(folders["target"])
-    return LLM(model, draft=[text.format_map(folders) for text in draft], **options)
+    if name == "adaptive":  # from then on it goes by the clock, so no two runs do the same
+        options["costs"] = CHEAP
+        return LLM(model, draft=[text.format_map(folders) for text in draft], **options)
+    return LLM(model, policy="fixed", draft=[text.format_map(folders) for text in draft], **options)
 
 
 def reference(model: Any, prompt: Sequence[int], max_tokens: int) -> list[int]:
@@ -144,7 +149,7 @@ def test_greedy_equals_generate(target, folders, greedy, rule, draft, batch):
 def test_greedy_equals_generate_on_other_architectures(architecture, tmp_path):
     model = tiny(architecture)
     shallower(model, 2).save_pretrained(tmp_path / "shallow")
-    llm = LLM(model, draft=["ngram", f"model:{tmp_path / 'shallow'}"], max_batch=8)
+    llm = LLM(model, policy="fixed", draft=["ngram", f"model:{tmp_path / 'shallow'}"], max_batch=8)
     outputs = llm.generate(PROMPTS[:10], SamplingParams(max_tokens=24))
     assert [out.token_ids for out in outputs] == [reference(model, prompt, 24) for prompt in PROMPTS[:10]]
 
@@ -186,7 +191,7 @@ def test_report_17_20_the_context_is_filled_to_the_last_position(folders, draft)
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "seed": 3}])
 @pytest.mark.parametrize("k", [1, 4, 9])
 def test_report_35_a_model_drafting_for_itself_is_always_right(target, folders, params, k):
-    llm = LLM(target, draft=[f"model:{folders['target']},k={k}"], max_batch=8)
+    llm = LLM(target, policy="fixed", draft=[f"model:{folders['target']},k={k}"], max_batch=8)
     for out in llm.generate(PROMPTS[:8], SamplingParams(max_tokens=37, ignore_eos=True, **params)):
         assert out.stats.accepted == out.stats.drafted
         first = k + 1 if len(out.prompt_token_ids) == 1 else 1  # a longer prompt is read by a pass of its own
@@ -219,7 +224,9 @@ ONE_OF_EACH = {text.partition(":")[0]: text for draft in DRAFTS.values() for tex
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("pair", itertools.combinations(sorted(ONE_OF_EACH), 2), ids="+".join)
 def test_every_pair_of_drafters_merged(target, folders, greedy, sampled, pair, rule):
-    llm = LLM(target, draft=[ONE_OF_EACH[kind].format_map(folders) for kind in pair], rule=rule, max_batch=8)
+    llm = LLM(
+        target, policy="fixed", draft=[ONE_OF_EACH[kind].format_map(folders) for kind in pair], rule=rule, max_batch=8
+    )
     outputs = decode(llm, "8", PROMPTS[:6], [SamplingParams(max_tokens=40)] * 6)
     assert outputs == greedy[:6]
     if RULES[rule].coupled:
@@ -274,7 +281,7 @@ def test_negative_control_a_drafter_that_misstates_its_law_is_noticed(target, fo
 
 @pytest.mark.parametrize("k", [1, 2, 3, 7, 16])
 def test_the_number_of_drafted_tokens_changes_nothing(target, folders, sampled, k):
-    llm = LLM(target, draft=[f"ngram:k={k}", f"model:{folders['shallow']},k={k}"])
+    llm = LLM(target, policy="fixed", draft=[f"ngram:k={k}", f"model:{folders['shallow']},k={k}"])
     assert decode(llm, "8", PROMPTS, SAMPLED) == sampled
 
 
