@@ -66,9 +66,9 @@ class RecyclingDrafter:
             return
         standing = [0, *(node + 1 for node in reading.path)]  # noted last, so that they count where a token comes twice
         rows = [*sorted(set(range(len(after))) - set(standing)), *standing]
-        successors, probabilities = reading.likeliest(rows, self._kept)
-        for place, row in enumerate(rows):
-            self._table.put(after[row], successors[place], probabilities[place])
+        successors, probabilities = reading.likeliest(range(len(after)), self._kept)
+        for row in rows:
+            self._table.put(after[row], successors[row], probabilities[row])
 
     def draft(self, requests: Sequence[Request], budgets: Sequence[int]) -> list[Draft]:
         """See `Drafter.draft`."""

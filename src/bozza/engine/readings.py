@@ -70,7 +70,6 @@ class Readings:
 
 def _likeliest(logits: Tensor, rows: Sequence[int], count: int) -> tuple[list[list[int]], list[list[float]]]:
     """See `bozza.drafters.base.Likeliest`."""
-    chosen = logits[list(rows)]
-    best, tokens = largest(chosen, count)
-    probabilities = (best - chosen.logsumexp(dim=1, keepdim=True)).exp()
+    chosen = logits if rows == range(len(logits)) else logits[list(rows)]
+    probabilities, tokens = largest(chosen.softmax(dim=1), count)  # half the time of a logsumexp
     return tokens.tolist(), probabilities.tolist()

@@ -26,6 +26,7 @@ from bozza.leader.rates import Rates
 
 LOOK = 0.5  # nodes below this part of a node's price are not looked at
 PROBE = 0.01  # share of all time that may go to drafters that do not seem to pay
+AHEAD = 4  # nodes of a paid draft, for the price of one
 PROBED = 4  # tokens of such a try
 STICK = 0.01  # of a plain step's worth: how much better a drafter must do to be taken up, or worse to be dropped
 OVERLAP = 0.5  # part of a second paid drafter's gain that the first is taken to have already
@@ -87,11 +88,14 @@ class Adaptive:
         beliefs = {request.id: Beliefs(self._rates, LOOK * before.node) for request in able}
         self._ask_free(able, ask, beliefs)
         rate = self.ledger.rate(self.costs, requests)
-        price = prices(self.costs, load, rate, self.ledger.nodes)
-        for id_, belief in beliefs.items():
-            self._states[id_].kept = {node for node, chance in enumerate(belief.chances) if chance >= price.node}
+        free = pick(self.costs, load, rate, beliefs)
+        for request in able:
+            self._states[request.id].kept = set(free.get(request.id, ()))
+        price = prices(self.costs, load, rate, AHEAD * len(able), sum(map(len, free.values())))
         whole = self._ask_paid(able, load, ask, beliefs, price)
-        picked = pick(self.costs, load, rate, {id_: belief for id_, belief in beliefs.items() if id_ not in whole})
+        picked = free
+        if any(self._states[request.id].asked for request in able):
+            picked = pick(self.costs, load, rate, {id_: belief for id_, belief in beliefs.items() if id_ not in whole})
         drafts = {id_: beliefs[id_].draft(nodes) for id_, nodes in picked.items()} | whole
         return self.ledger.planned(self._step, requests, load, drafts, self.costs, price)
 

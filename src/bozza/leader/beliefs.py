@@ -170,11 +170,11 @@ class Beliefs:
                 chances.append(0.0)
                 continue
             who, below = self._who[place], self._below[parent]
-            best = 0.0
+            total = 0.0
             for number, node in who:
                 others = AGREED if len(who) > 1 else DISPUTED if below & ~(1 << number) else ALONE
-                best = max(best, self.offers[number].chance(node, others, self._rates))
-            chances.append(above * best)
+                total += self.offers[number].chance(node, others, self._rates)
+            chances.append(above * total / len(who))  # each is right on average; the largest of them would not be
         self.chances = chances
 
     def first(self) -> float:

@@ -26,11 +26,11 @@ class Prices:
     node: float  # tokens that the time of one more node is worth
 
 
-def prices(costs: CostModel, load: Load, rate: float, nodes: float) -> Prices:
-    """The price of a node when about `nodes` of them are verified in a step."""
-    ahead = max(round(nodes), len(load.room), 1)
-    bare = costs.pass_seconds(load.rows, load.tokens, load.cached)
-    full = costs.pass_seconds(load.rows, load.tokens + ahead, load.cached)
+def prices(costs: CostModel, load: Load, rate: float, more: float, nodes: int = 0) -> Prices:
+    """The price of a node when `nodes` of them are verified anyway, and about `more` come on top."""
+    ahead = max(round(more), len(load.room), 1)
+    bare = costs.pass_seconds(load.rows, load.tokens + nodes, load.cached)
+    full = costs.pass_seconds(load.rows, load.tokens + nodes + ahead, load.cached)
     return Prices(rate, rate * max(full - bare, 0.0) / ahead)
 
 
