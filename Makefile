@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint types unit fix bench bench-overhead bench-plain bench-bits bench-invariant bench-drafters readme clean
+.PHONY: setup demo test lint types unit fix bench bench-overhead bench-plain bench-bits bench-invariant bench-drafters bench-leader readme clean
 
 setup: $(READY)
 
@@ -52,6 +52,9 @@ bench-invariant: setup
 # Needs prompts that no drafter was trained on: lines as for `bozza bench`.
 bench-drafters: setup
 	$(BIN)/python benchmarks/drafters.py --prompts $(PROMPTS)
+
+bench-leader: setup
+	$(BIN)/python benchmarks/leader.py --prompts $(PROMPTS)
 
 readme: setup
 	$(BIN)/python benchmarks/readme.py

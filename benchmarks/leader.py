@@ -37,7 +37,7 @@ HERE = Path(__file__).parent
 ALL = "grammar prediction suffix recycling:k=12 eagle:k=12"
 FIXED = [
     "ngram", "suffix", "recycling:k=8", "eagle:k=6", "suffix recycling:k=8", "ngram eagle:k=6", "suffix eagle:k=6",
-    "suffix eagle:k=12",
+    "suffix recycling:k=8 eagle:k=6",
 ]  # fmt: skip
 UNDER_LOAD = ["ngram", "suffix", "eagle:k=6", "suffix eagle:k=6"]
 LEVELS = (1, 4, 16, 32)

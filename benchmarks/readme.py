@@ -100,6 +100,38 @@ def drafters() -> str:
     return table(["drafters", *(name.replace("_", " ") for name in workloads)], rows) + "\n\n" + about + footnote(facts)
 
 
+def leader() -> str:
+    document = load("leader")
+    ratios = {(row["contestant"], row["group"]): row["ratio"] for row in document["rows"]}
+    runs = {row["group"]: row["runs"] for row in document["rows"]}
+    levels = [group for group in runs if group.endswith(" at once")]
+    hard = [group for group in runs if group in ("random tokens",) or "temperature" in group]
+    stream = [group for group in runs if group not in (*levels, *hard, "all")] + ["all"]
+    parts = []
+    for groups in (stream, levels):
+        contestants = [name for name, group in ratios if group == groups[-1] and name != "off"]
+        rows = []
+        for name in dict.fromkeys(contestants):
+            called = f"`{name.replace(' ', '` + `')}`" if name != "adaptive" else "**adaptive**, all drafters"
+            best = {group: max(r for (_, g), r in ratios.items() if g == group) for group in groups}
+            cells = [f"{ratios[name, group]:.2f}x" for group in groups]
+            rows.append(
+                [called]
+                + [
+                    f"**{cell}**" if ratios[name, group] == best[group] else cell
+                    for cell, group in zip(cells, groups, strict=True)
+                ]
+            )
+        parts.append(table(["drafts", *(group.replace("_", " ") for group in groups)], rows))
+    told = [f"{group} {max(r for (n, g), r in ratios.items() if g == group and n != 'off'):.2f}x" for group in hard]
+    facts = document["environment"]
+    about = (
+        f"Speed against plain decoding, whole requests, {runs['all']} prompts of {document['tokens']} tokens in the first "
+        f"table, half as many tokens in the second. Where nothing can be guessed: {', '.join(told)}. "
+    )
+    return "\n\n".join([*parts, about + footnote(facts)])
+
+
 def footnote(facts: dict[str, Any]) -> str:
     return (
         f"{facts['model']}, {facts['dtype']}, {facts['threads']} threads of an {facts['processor']}, "
@@ -113,7 +145,7 @@ def main() -> None:
     options = parser.parse_args()
     file = ROOT / "README.md"
     text = written = file.read_text(encoding="utf-8")
-    for make in (demo, drafters, plain, overhead):
+    for make in (demo, leader, drafters, plain, overhead):
         block = re.compile(rf"(<!-- {make.__name__} -->\n).*?(<!-- end -->)", re.DOTALL)
         written, found = block.subn(lambda match, make=make: f"{match[1]}{make()}\n{match[2]}", written)
         if not found:

@@ -131,7 +131,7 @@ class Adaptive:
         if not len(draft):
             record.streak = 0
             return
-        offer = Offer(name, draft, record.bins(self._step))
+        offer = Offer(name, draft, record.bins(self._step), luck=record.luck())
         belief.add(offer)
         state.fresh.append(offer)
 
@@ -184,8 +184,10 @@ class Adaptive:
             curves = {}
             for request in able:
                 state = self._states[request.id]
-                record = state.records.setdefault(name, Record()).bins(self._step)
-                curves[request.id] = self._gains.curve(name, min(most, load.room[request.id]), state.free, record)
+                record = state.records.setdefault(name, Record())
+                curves[request.id] = self._gains.curve(
+                    name, min(most, load.room[request.id]), state.free, record.bins(self._step), record.luck()
+                )
             bids[name] = bid(self.costs, name, curves, cached, price)
         return bids
 
@@ -217,7 +219,7 @@ class Adaptive:
                 followed[offer.name] = followed.get(offer.name, 0) + 1
         for offer in state.fresh:
             right, missed = offer.follow(tokens, self._rates)
-            state.records[offer.name].add(right, missed, self._step)
+            state.records[offer.name].add(right, missed, self._step, offer.told, offer.came)
             if right == len(tokens) and offer.below(offer.at) and followed.get(offer.name, 0) < OPEN:
                 still.append(offer)
         state.open = still

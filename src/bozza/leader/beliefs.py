@@ -3,11 +3,12 @@
 A node's chance given that its parent stands is looked up in `Rates` by what is known before the target answers: the
 drafter and its confidence in the node given the parent, the depth, whether another drafter says the same or something
 else there, the confidence in the draft's first token (for copies: how much matched), and how the drafter fared lately
-in this request. A free drafter's drafts are scored whether or not they are verified.
+in this request. What is left of a request's own nature is a factor of the odds: hits over those expected. A free drafter's drafts are scored whether or not they are verified.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ STREAKS = (1, 2, 4, 8, 16)
 UNSAID, UNSAID_DEEPER = 0.4, 0.75  # prior chances where a drafter gives no confidence: first token, later ones
 ALONE, AGREED, DISPUTED = 0, 1, 2
 PACE = 0.25  # how fast a record follows
+LUCK = 6.0  # hits for which a request's own luck counts as much as what is known of all
+FADING = 0.97  # part of it that is left after a draft
+STEPS, STEP = 6, 1.25  # luck is a power of 1.25 up to the sixth: few enough values to compute with once
 STALE = 32  # steps after which a record counts as unknown
 
 
@@ -34,6 +38,14 @@ class Record:
     hits: float = -1.0  # mean of first tokens right, recent ones most; negative: unknown
     streak: int = 0  # tokens right in a row
     seen: int = 0  # step of the last draft
+    told: float = 0.0  # hits that were expected of nodes whose parent stood, recent ones most
+    came: float = 0.0  # hits
+
+    def luck(self) -> float:
+        """How many times as often as is usual the drafter is right in this request: a factor of odds."""
+        ratio = (self.came + LUCK) / (self.told + LUCK)
+        power: float = STEP ** max(-STEPS, min(STEPS, round(math.log(ratio, STEP))))
+        return power
 
     def bins(self, step: int) -> tuple[int, int]:
         """What of it goes into keys."""
@@ -41,8 +53,9 @@ class Record:
             return 0, 0
         return 1 + bisect_right(RECORDS, self.hits), bisect_right(STREAKS, self.streak)
 
-    def add(self, right: int, missed: bool, step: int) -> None:
-        """A draft had so many tokens right in a row, and then a wrong one or none."""
+    def add(self, right: int, missed: bool, step: int, told: float = 0.0, came: float = 0.0) -> None:
+        """A draft had so many tokens right in a row, and then a wrong one or none; of its nodes `told` should have."""
+        self.told, self.came = FADING * self.told + told, FADING * self.came + came
         hit = float(right > 0)
         self.hits = hit if self.hits < 0.0 else self.hits + PACE * (hit - self.hits)
         self.streak = 0 if missed else self.streak + right
@@ -60,6 +73,10 @@ class Offer:
     depths: list[int] = field(default_factory=list)
     keys: dict[int, Key] = field(default_factory=dict)
     at: int = -1  # the last node that is known to stand
+    luck: float = 1.0  # see `Record.luck`
+    usual: dict[int, float] = field(default_factory=dict)  # node -> its chance without it
+    told: float = 0.0  # sum of these where the parent stood
+    came: float = 0.0  # how many of them stood
     _below: dict[int, list[int]] | None = None
 
     def below(self, node: int) -> Sequence[int]:
@@ -81,7 +98,8 @@ class Offer:
             prior = CENTRES[said]
         key = self._key(node, said, depth, others)
         self.keys[node] = key
-        return rates.estimate(key, prior)
+        usual = self.usual[node] = rates.estimate(key, prior)
+        return favoured(usual, self.luck)
 
     def _key(self, node: int, said: int, depth: int, others: int) -> Key:
         first = bisect_right(EDGES, self.draft.confidences[0]) if self.draft.confidences else -1
@@ -104,11 +122,18 @@ class Offer:
                     found = kid
                 if (key := self.keys.get(kid)) is not None:
                     rates.learn(key, hit)
+                    self.told += self.usual[kid]
+                    self.came += hit
             if found < 0:
                 return right, bool(kids)
             self.at = found
             right += 1
         return right, False
+
+
+def favoured(chance: float, luck: float) -> float:
+    """A chance whose odds are multiplied."""
+    return chance * luck / (1.0 - chance + chance * luck)
 
 
 class Beliefs:

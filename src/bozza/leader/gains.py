@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
 
-from bozza.leader.beliefs import Offer
+from bozza.leader.beliefs import Offer, favoured
 from bozza.leader.rates import Key, Rates
 
 LEVELS = (2, 3, 4, 5)
@@ -24,9 +24,9 @@ class Gains:
 
     def __init__(self) -> None:
         self._rates = Rates(LEVELS)
-        self._curves: dict[tuple[str, int, int, int, int], list[float]] = {}
+        self._curves: dict[tuple[str, int, int, int, int, float], list[float]] = {}
 
-    def curve(self, name: str, most: int, free: float, record: tuple[int, int]) -> list[float]:
+    def curve(self, name: str, most: int, free: float, record: tuple[int, int], luck: float = 1.0) -> list[float]:
         """The chance that each of the first `most` nodes adds a token.
 
         Args:
@@ -34,13 +34,14 @@ class Gains:
             most: nodes.
             free: chance of the free drafts' first token.
             record: `Record.bins` of the drafter in this request.
+            luck: its `Record.luck`.
         """
-        known = (name, most, bisect_right(FREE, free), *record)
+        known = (name, most, bisect_right(FREE, free), *record, luck)
         if (curve := self._curves.get(known)) is None:
             curve = []
             for rank in range(1, most + 1):
                 prior = PRIOR * FADE ** (rank - 1) * (1.0 - free)
-                curve.append(self._rates.estimate(_key(name, rank, free, record), prior))
+                curve.append(favoured(self._rates.estimate(_key(name, rank, free, record), prior), luck))
             self._curves[known] = curve
         return curve
 
