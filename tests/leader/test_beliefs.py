@@ -18,6 +18,8 @@ from bozza.leader.beliefs import (
     LEVELS,
     PACE,
     STALE,
+    STEP,
+    STEPS,
     UNSAID,
     UNSAID_DEEPER,
     Beliefs,
@@ -366,3 +368,35 @@ def test_an_old_record_counts_as_unknown() -> None:
     assert record.bins(10 + STALE + 1) == UNKNOWN
     record.add(1, False, 100)  # and comes back
     assert record.bins(100) != UNKNOWN
+
+
+def test_luck_is_hits_over_those_expected_and_bounded() -> None:
+    record = Record()
+    assert record.luck() == 1.0
+    for _ in range(200):
+        record.add(1, False, 1, told=1.0, came=1.0)
+    assert record.luck() == 1.0
+    for _ in range(20):
+        record.add(2, False, 1, told=1.0, came=2.0)
+    assert 1.2 < record.luck() < STEP**STEPS
+    for _ in range(500):
+        record.add(0, True, 1, told=9.0, came=0.0)
+    assert record.luck() == STEP**-STEPS
+    for _ in range(500):
+        record.add(9, False, 1, told=0.0, came=9.0)
+    assert record.luck() == STEP**STEPS
+
+
+def test_a_request_s_luck_multiplies_the_odds_of_its_nodes_and_teaches_nobody_else() -> None:
+    rates = Rates(LEVELS)
+    draft = sure(Draft.chain([1, 2], "a"), 0.5, 0.3)
+    usual = judged(draft, rates=rates)
+    lucky = Beliefs(rates, 0.0)
+    lucky.add(Offer("a", draft, UNKNOWN, luck=2.0))
+    lucky.judge()
+    first, favoured_first = usual.chances[0], lucky.chances[0]
+    assert favoured_first / (1 - favoured_first) == pytest.approx(2 * first / (1 - first))
+    assert lucky.offers[0].usual[0] == first
+    lucky.offers[0].follow([1, 9], rates)
+    assert lucky.offers[0].told == pytest.approx(first + lucky.offers[0].usual[1])
+    assert lucky.offers[0].came == 1.0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bozza.core import Draft, Load
 from bozza.leader.beliefs import LEVELS, Beliefs, Offer
-from bozza.leader.choice import NO_BID, Bid, Prices, bid, pick, prices
+from bozza.leader.choice import NO_BID, Bid, Prices, bid, loss, pick, prices
 from bozza.leader.cost import CostModel
 from bozza.leader.rates import Rates
 
@@ -168,7 +168,7 @@ def value(costs: CostModel, curves: Mapping[int, Sequence[float]], price: Prices
 
 def uniform(curves: Mapping[int, Sequence[float]], ids: Sequence[int]) -> Iterator[dict[int, int]]:
     """One size for some requests, or as much of it as they have room for."""
-    for size in range(1, 7):
+    for size in (2, 4, 6):
         if budgets := {id_: min(size, len(curves[id_])) for id_ in ids if curves[id_]}:
             yield budgets
 
@@ -213,6 +213,23 @@ def test_who_does_not_gain_is_left_out() -> None:
     made = bid(costs, "eagle", curves, CACHED, Prices(50.0, 0.01))
     assert made.budgets == {1: 4}
     assert 2 in bid(costs, "eagle", curves, CACHED, Prices(0.1, 0.01)).budgets
+
+
+def test_what_free_drafts_lose_by_it_is_taken_off() -> None:
+    costs, price = line(eagle={"base": 0.004}), Prices(50.0, 0.0)
+    curves = {1: [0.6, 0.3], 2: [0.6, 0.3]}
+    plain, losing = (bid(costs, "eagle", curves, CACHED, price, losses) for losses in (None, {1: 0.2}))
+    assert plain.worth - losing.worth == pytest.approx(0.2) == plain.gain - losing.gain
+    assert bid(costs, "eagle", curves, CACHED, price, {1: 0.95}).budgets == {2: 2}
+
+
+def test_nodes_that_hardly_pay_are_no_loss() -> None:
+    chances = [0.8, 0.3, 0.05]
+    assert loss(chances, 0.0, 0.1) == 0.0
+    assert loss(chances, 1.0, 0.1) == pytest.approx(0.7 + 0.2)
+    assert loss(chances, 0.5, 0.1) == pytest.approx(0.4 + 0.15)
+    assert loss(chances, 0.5, 0.2) == pytest.approx(0.4 + 0.1)  # half of 0.3 is not worth 0.2
+    assert loss([], 0.5, 0.1) == 0.0
 
 
 def test_what_all_share_can_be_paid_by_several_that_could_not_alone() -> None:

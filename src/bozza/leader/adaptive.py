@@ -18,7 +18,7 @@ from bozza.core import Draft, Load, Plan, Request, StepStats
 from bozza.drafters.merge import merge
 from bozza.leader.base import Ask
 from bozza.leader.beliefs import LEVELS, Beliefs, Offer, Record
-from bozza.leader.choice import Bid, Prices, bid, pick, prices
+from bozza.leader.choice import Bid, Prices, bid, loss, pick, prices
 from bozza.leader.cost import Asked, CostModel
 from bozza.leader.gains import Gains
 from bozza.leader.ledger import Ledger
@@ -29,7 +29,8 @@ PROBE = 0.01  # share of all time that may go to drafters that do not seem to pa
 AHEAD = 4  # nodes of a paid draft, for the price of one
 PROBED = 4  # tokens of such a try
 STICK = 0.01  # of a plain step's worth: how much better a drafter must do to be taken up, or worse to be dropped
-OVERLAP = 0.5  # part of a second paid drafter's gain that the first is taken to have already
+SHARED = 0.4  # part of what free drafts have right that a paid one is taken to have too
+OVERLAP = 0.5  # and of a second paid drafter's gain that the first has
 OPEN = 3  # drafts of one drafter that are followed further after their step
 
 
@@ -41,6 +42,7 @@ class _State:
     fresh: list[Offer] = field(default_factory=list)  # drafts of this step
     open: list[Offer] = field(default_factory=list)  # older ones that hold so far
     free: float = 0.0  # chance of the free drafts' first token
+    chances: list[float] = field(default_factory=list)  # of all nodes of free drafts
     kept: set[int] = field(default_factory=set)  # nodes of free drafts that pay by themselves
     asked: dict[str, int] = field(default_factory=dict)  # paid drafters and what they were asked for
     used: dict[str, int] = field(default_factory=dict)  # paid drafter -> step of its last draft
@@ -122,6 +124,7 @@ class Adaptive:
         for id_, belief in beliefs.items():
             belief.judge()
             self._states[id_].free = belief.first()
+            self._states[id_].chances = belief.chances
         self.ledger.sort({id_: self._states[id_].free for id_ in beliefs})
 
     def _take(self, id_: int, name: str, draft: Draft, belief: Beliefs) -> None:
@@ -188,7 +191,8 @@ class Adaptive:
                 curves[request.id] = self._gains.curve(
                     name, min(most, load.room[request.id]), state.free, record.bins(self._step), record.luck()
                 )
-            bids[name] = bid(self.costs, name, curves, cached, price)
+            losses = {request.id: loss(self._states[request.id].chances, SHARED, price.node) for request in able}
+            bids[name] = bid(self.costs, name, curves, cached, price, losses)
         return bids
 
     def _try(self, name: str, able: Sequence[Request], load: Load, cached: Mapping[int, int]) -> dict[int, int]:
@@ -205,11 +209,11 @@ class Adaptive:
         """Learn from what a request committed, about all that was drafted for it."""
         for offer in state.fresh:
             if (asked := state.asked.get(offer.name)) is not None:
-                self._gains.learn(offer, asked, tokens, state.free, state.kept)
+                self._gains.learn(offer, asked, tokens, state.free)
         for name, asked in state.asked.items():
             if all(offer.name != name for offer in state.fresh):  # it had nothing to say
                 nothing = Offer(name, Draft(), state.records[name].bins(self._step))
-                self._gains.learn(nothing, asked, tokens, state.free, state.kept)
+                self._gains.learn(nothing, asked, tokens, state.free)
         still: list[Offer] = []
         followed: dict[str, int] = {}
         for offer in state.open:

@@ -3,7 +3,8 @@
 A node's chance given that its parent stands is looked up in `Rates` by what is known before the target answers: the
 drafter and its confidence in the node given the parent, the depth, whether another drafter says the same or something
 else there, the confidence in the draft's first token (for copies: how much matched), and how the drafter fared lately
-in this request. What is left of a request's own nature is a factor of the odds: hits over those expected. A free drafter's drafts are scored whether or not they are verified.
+in this request. What is left of a request's own nature is a factor of the odds: hits over those expected. A free
+drafter's drafts are scored whether or not they are verified.
 """
 
 from __future__ import annotations

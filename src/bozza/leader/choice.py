@@ -15,7 +15,7 @@ from bozza.core import Load
 from bozza.leader.beliefs import Beliefs
 from bozza.leader.cost import CostModel
 
-SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)  # budgets that are weighed
+SIZES = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # budgets that are weighed; finer ones are told apart by chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,40 +81,51 @@ def bid(
     curves: Mapping[int, Sequence[float]],
     cached: Mapping[int, int],
     price: Prices,
+    losses: Mapping[int, float] | None = None,
 ) -> Bid:
     """The best budgets for one drafter: one size for all requests for which it pays.
 
     Args:
         costs: of the machine.
         name: the drafter.
-        curves: request id -> chance that each further node adds a token.
+        curves: request id -> chance that each further node stands.
         cached: request id -> tokens in its store.
         price: of this step.
+        losses: request id -> what free drafts would no longer add; nothing by default.
     """
-    groups: dict[int, list[int]] = {}  # requests of which the same is known have the same curve
-    for id_, curve in curves.items():
-        groups.setdefault(id(curve), []).append(id_)
-    running = {key: _running(curves[ids[0]], price.node) for key, ids in groups.items()}
+    lost = losses or {}
+    running: dict[int, list[float]] = {}  # requests of which the same is known share a curve
+    for curve in curves.values():
+        if id(curve) not in running:
+            running[id(curve)] = _running(curve, price.node)
     # One more token of one more request, beside what all share.
     each = price.rate * (costs.draft_seconds(name, 1, 1, 2, 0) - costs.draft_seconds(name, 1, 1, 1, 0))
     best = NO_BID
     for size in SIZES:
         users: dict[int, int] = {}
         total = 0.0
-        for key, ids in groups.items():
-            nodes = min(size, len(running[key]))
-            if nodes and (own := running[key][nodes - 1] - each * nodes) > 0.0:
-                users |= dict.fromkeys(ids, nodes)
-                total += own * len(ids)
+        for id_, curve in curves.items():
+            nodes = min(size, len(curve))
+            if nodes and (own := running[id(curve)][nodes - 1] - each * nodes - lost.get(id_, 0.0)) > 0.0:
+                users[id_] = nodes
+                total += own
         if not users:
             continue
         tokens = sum(users.values())
         seconds = costs.draft_seconds(name, len(users), max(users.values()), tokens, sum(cached[id_] for id_ in users))
         worth = total - price.rate * seconds + each * tokens
         if worth > best.worth:
-            gain = sum(sum(curves[id_][:nodes]) for id_, nodes in users.items())
+            gain = sum(sum(curves[id_][:nodes]) - lost.get(id_, 0.0) for id_, nodes in users.items())
             best = Bid(worth, gain, seconds, users)
     return best
+
+
+def loss(chances: Sequence[float], shared: float, price: float) -> float:
+    """What some nodes would have added that another drafter has too, with a part of their chances.
+
+    A node of little worth is then not worth its price at all, so it is no loss to lose it.
+    """
+    return sum(max(chance - price, 0.0) - max(chance * (1.0 - shared) - price, 0.0) for chance in chances)
 
 
 def _running(curve: Sequence[float], price: float) -> list[float]:

@@ -1,14 +1,13 @@
-"""What a paid drafter is expected to add, before it is asked.
+"""What a paid drafter is expected to have right, before it is asked.
 
-The i-th node of a draft (drafts come best first; of a chain it is the i-th token) adds a token with some chance: that
-it stands, and that no free draft which would be verified anyway has it. The chance is looked up by the drafter, i, how
-likely the free drafts' first token is, and how the drafter fared lately in this request.
+The chance that the i-th node of a draft stands (drafts come best first; of a chain it is the i-th token) is looked up
+by the drafter, i, how likely the free drafts' first token is, and how the drafter fared lately in this request.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from bozza.leader.beliefs import Offer, favoured
 from bozza.leader.rates import Key, Rates
@@ -27,7 +26,7 @@ class Gains:
         self._curves: dict[tuple[str, int, int, int, int, float], list[float]] = {}
 
     def curve(self, name: str, most: int, free: float, record: tuple[int, int], luck: float = 1.0) -> list[float]:
-        """The chance that each of the first `most` nodes adds a token.
+        """The chance that each of the first `most` nodes stands.
 
         Args:
             name: the drafter.
@@ -40,12 +39,12 @@ class Gains:
         if (curve := self._curves.get(known)) is None:
             curve = []
             for rank in range(1, most + 1):
-                prior = PRIOR * FADE ** (rank - 1) * (1.0 - free)
+                prior = PRIOR * FADE ** (rank - 1)
                 curve.append(favoured(self._rates.estimate(_key(name, rank, free, record), prior), luck))
             self._curves[known] = curve
         return curve
 
-    def learn(self, offer: Offer, asked: int, tokens: Sequence[int], free: float, kept: Collection[int]) -> None:
+    def learn(self, offer: Offer, asked: int, tokens: Sequence[int], free: float) -> None:
         """Take in what came of a draft.
 
         Args:
@@ -53,7 +52,6 @@ class Gains:
             asked: how many nodes it might have had.
             tokens: what the step committed.
             free: chance of the free drafts' first token.
-            kept: nodes of the beliefs that would have been verified without this draft.
         """
         standing, last = set(), -1
         for token in tokens:
@@ -66,8 +64,7 @@ class Gains:
             if (parent == last and last != -2) or parent in unknown:
                 unknown.add(node)
             else:
-                added = node in standing and offer.places[node] not in kept
-                self._rates.learn(_key(offer.name, node + 1, free, offer.record), added)
+                self._rates.learn(_key(offer.name, node + 1, free, offer.record), node in standing)
         if not unknown:
             for rank in range(len(offer.draft) + 1, asked + 1):
                 self._rates.learn(_key(offer.name, rank, free, offer.record), False)
