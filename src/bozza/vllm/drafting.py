@@ -138,8 +138,7 @@ class Drafting:
 
         planned = self._leader.plan(requests, load, ask).drafts
         return {
-            request.id: _chain(planned.get(request.id, NO_DRAFT)).head(load.room[request.id])
-            for request in requests
+            request.id: _chain(planned.get(request.id, NO_DRAFT)).head(load.room[request.id]) for request in requests
         }
 
     def _fit(self, budgets: Mapping[int, int], load: Load, request: Request) -> int:
@@ -152,6 +151,8 @@ class Drafting:
         waiting = length - cached - len(requests)  # tokens of rows that are still reading
         reading = len(requests) < len(seen)
         share = (limits.budget // 2 if reading else limits.budget) // len(requests) - 1
+        if self._pace is not None and self._pace.quiet:
+            share = 0
         # The pass adds a token of its own, so a request with room for n tokens has use for n - 1 guesses.
         room = {
             request.id: max(0, min(limits.drafted, share, limits.context - len(request.tokens) - 1))
@@ -165,25 +166,31 @@ class Drafting:
         if planned is None or not planned.drafts:
             return
         came = [entry for entry in seen if entry is not None and entry.request.id in planned.drafts]
-        drafted, tested, accepted = Counter[str](), Counter[str](), Counter[str]()
+        drafted: dict[str, int] = {}
+        tested: dict[str, int] = {}
+        accepted: dict[str, int] = {}
         for entry in came:
             draft = planned.drafts[entry.request.id]
-            right = _agreeing(draft.tokens, entry.tokens)
-            drafted.update(draft.drafters)
-            tested.update(draft.drafters[: right + 1])
-            accepted.update(draft.drafters[:right])
+            if draft.tokens:  # most often there is none, and microseconds count
+                right = _agreeing(draft.tokens, entry.tokens)
+                _add(drafted, draft.drafters)
+                _add(tested, draft.drafters[: right + 1])
+                _add(accepted, draft.drafters[:right])
         committed = {entry.request.id: entry.tokens for entry in came}
-        tokens = len(seen) + sum(drafted.values())
+        nodes = sum(drafted.values())
         cached = sum(entry.request.cached - len(entry.tokens) for entry in came)
         measured = begun - planned.begun if len(came) == len(seen) else None
-        spent = self._pace.seconds(len(seen), tokens, cached, measured) if self._pace is not None else 0.0
+        spent = 0.0
+        if self._pace is not None:
+            spent = self._pace.seconds(len(seen), nodes, cached, measured)
         number = sum(map(len, committed.values()))
         outcome = StepStats(
-            len(seen), tokens, cached, number, drafted, tested, accepted, {"plan": 0.0, "verify": spent}, {}
+            len(seen), len(seen) + nodes, cached, number, drafted, tested, accepted, {"verify": spent}, {}
         )
         self._leader.learn(outcome, committed)
-        self.counts.drafted += drafted
-        self.counts.accepted += accepted
+        for name, guessed in drafted.items():
+            self.counts.drafted[name] += guessed
+            self.counts.accepted[name] += accepted.get(name, 0)
 
     def _count(self, drafts: Mapping[int, Draft], spent: float) -> None:
         counts = self.counts
@@ -193,6 +200,11 @@ class Drafting:
         counts.requests = len(self._rows)
         if self._show is not None:
             self._show(counts)
+
+
+def _add(counts: dict[str, int], names: Sequence[str]) -> None:
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
 
 
 def _agreeing(draft: Sequence[int], committed: Sequence[int]) -> int:

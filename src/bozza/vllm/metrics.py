@@ -48,14 +48,14 @@ class Metrics:
         self._metrics[GAUGE[0]].set(counts.requests)
 
 
-def serve(port: int) -> None:
-    """Serve this process's metrics at a port.
+def serve(port: int) -> Any:
+    """Serve this process's metrics at a port; returns the server and its thread.
 
     Raises:
         ConfigError: the port cannot be had.
     """
     try:
-        importlib.import_module("prometheus_client").start_http_server(port)
+        return importlib.import_module("prometheus_client").start_http_server(port)
     except OSError as problem:
         raise ConfigError(f"metrics_port {port} cannot be used ({first_line(problem)}): name another one") from problem
 

@@ -1,4 +1,4 @@
-"""What a user may set inside vLLM, in one environment variable: vLLM passes a class nothing but its own configuration."""
+"""What a user may set inside vLLM, in one environment variable: vLLM passes a class only its own configuration."""
 
 from __future__ import annotations
 
@@ -108,7 +108,9 @@ def read_options(environ: Mapping[str, str]) -> Options:
             text = Path(text).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as problem:
             reason = getattr(problem, "strerror", None) or "it is no text"
-            raise ConfigError(f"{source} cannot be read ({reason}): name a JSON file, or write the JSON itself") from None
+            raise ConfigError(
+                f"{source} cannot be read ({reason}): name a JSON file, or write the JSON itself"
+            ) from None
     try:
         given = json.loads(text)
     except ValueError as problem:

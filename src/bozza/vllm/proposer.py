@@ -12,6 +12,7 @@ import importlib.util
 import logging
 import os
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,7 +108,9 @@ def _check_ranks(parallel: Any, options: Options) -> None:
     if parallel.distributed_executor_backend != EVERY_RANK or parallel.world_size == 1:
         return
     if options.policy == "adaptive" and options.clock != "steps":
-        raise ConfigError(f'with {EVERY_RANK} every rank decides, and must decide alike: set "clock": "steps" in {VARIABLE}')
+        raise ConfigError(
+            f'with {EVERY_RANK} every rank decides, and must decide alike: set "clock": "steps" in {VARIABLE}'
+        )
     if isinstance(options.shared_history, str) or options.trace is not None or options.metrics_port is not None:
         raise ConfigError(
             f"with {EVERY_RANK} every rank would use the same file or port: drop shared_history's file, "
@@ -127,8 +130,11 @@ def _drafting(vllm_config: Any, options: Options) -> Drafting:
         history = SharedHistory(file=options.shared_history, identity=f"vllm {model.model} {model.get_vocab_size()}")
     elif options.shared_history:
         history = SharedHistory()
-    log = DecisionLog(options.trace).write if options.trace is not None else None
+    log = DecisionLog(options.trace) if options.trace is not None else None
     if options.metrics_port is not None:
         serve(options.metrics_port)
     show = Metrics().show if importlib.util.find_spec("prometheus_client") is not None else None
-    return Drafting(options, limits, time.monotonic, history, log, show)
+    drafting = Drafting(options, limits, time.monotonic, history, log.write if log is not None else None, show)
+    if log is not None:
+        weakref.finalize(drafting, log.close)
+    return drafting

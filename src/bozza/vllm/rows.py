@@ -1,10 +1,10 @@
 """Which request each row of a call belongs to.
 
 vLLM shows rows of tokens without names, and moves them: requests end, pause, come back and change places. A row goes on
-a request when what stood before this step's tokens is, token for token, all that is known of the request. Rows are tried
-at their old place first. A row that goes on nothing is a new request; a request that is not seen for `PATIENCE` calls is
-gone (one that comes back later is a new one). Taking one request for another of the same text would do no harm: it only
-guides guesses.
+a request when what stood before this step's tokens is, token for token, all that is known of the request. Rows are
+tried at their old place first. A row that goes on nothing is a new request; a request that is not seen for `PATIENCE`
+calls is gone (one that comes back later is a new one). Taking one request for another of the same text would do no
+harm: it only guides guesses.
 """
 
 from __future__ import annotations
@@ -130,12 +130,12 @@ class Rows:
         for row in moved:
             before = int(lengths[row]) - len(sampled[row])
             rivals = spare.get((before, int(table[row, before - 1])), []) if before else []
-            track = next((rival for rival in rivals if rival.goes_on(table[row], before)), None)
-            if track is None:
+            found = next((rival for rival in rivals if rival.goes_on(table[row], before)), None)
+            if found is None:
                 seen[row] = self._start(row, sampled[row], table[row, : before + len(sampled[row])], claimed)
             else:
-                rivals.remove(track)
-                seen[row] = self._advance(track, row, sampled[row], claimed)
+                rivals.remove(found)
+                seen[row] = self._advance(found, row, sampled[row], claimed)
 
     def _advance(self, track: _Track, row: int, tokens: Sequence[int], claimed: set[int]) -> Seen:
         mine = list(tokens)
