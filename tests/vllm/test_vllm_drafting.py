@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -310,14 +311,77 @@ def test_what_steps_cost_is_learned_from_their_times() -> None:
 
 def test_with_clock_steps_time_decides_nothing() -> None:
     calls: list[Sequence[dict[str, list[int]]]] = []
-    for scale in (0.001, 1.0):
-        coins = random.Random(7)
-        fake, _ = timed(lambda rows, drafted, s=scale, c=coins: s * c.random(), Options(clock="steps"))  # type: ignore[misc]
+    for seed in (1, 2):
+        coins = random.Random(seed)
+        fake, _ = timed(lambda rows, drafted, c=coins: 0.1 + drafted * c.random(), Options(clock="steps"))  # type: ignore[misc]
         fake.add(*(noisy(str(number), number) for number in range(3)))
         fake.run()
         calls.append(fake.calls)
     assert calls[0] == calls[1]
     assert drafted(calls[0], "1") > 0
+
+
+def test_steps_that_read_prompts_teach_nothing_about_costs() -> None:
+    records: list[dict[str, Any]] = []
+    clock = Clock(0.0)
+    drafting = Drafting(Options(), LIMITS, clock, log=records.append)
+    fake: FakeEngine
+
+    def propose(sampled: list[list[int]], lengths: Any, table: Any) -> list[list[int]]:
+        clock.now += 0.03 if all(sampled) else 3.0
+        return drafting.propose(sampled, lengths, table)
+
+    fake = FakeEngine(propose, chunk=8)
+    fake.add(Job("a", prose(8, 100), prose(120, 1000)))
+    for _ in range(30):
+        fake.step()
+    fake.add(Job("b", prose(240, 5000), prose(20, 6000)))
+    for _ in range(40):
+        fake.step()
+    assert records[-1]["seconds"] == pytest.approx(0.03, rel=0.1)
+
+
+def test_what_vllm_did_not_verify_was_not_accepted() -> None:
+    fake, drafting = engine()
+    job = copying("a", 1000)
+    fake.add(job)
+    while len(job.draft) < 5:
+        fake.step()
+    before = drafting.counts.accepted["suffix"]
+    assert job.draft[:3] == job.output[job.done : job.done + 3]
+    job.draft = job.draft[:2]
+    fake.step()
+    assert drafting.counts.accepted["suffix"] == before + 2
+
+
+def test_of_a_draft_with_branches_one_is_verified() -> None:
+    fake, _ = engine()
+    first, second = [1, 2, 3, *prose(12, 100)], [1, 2, 3, *prose(12, 200)]
+    fake.add(Job("a", [*first, 50, *second, 51, 1, 2], [3, *prose(5, 300)]))
+    (draft,) = fake.step().values()
+    assert len(draft) > 3
+    assert draft[0] in (100, 200)
+    assert all(after == token + 1 for token, after in pairwise(draft) if token % 100 < 11)
+
+
+def test_nodes_that_will_not_be_verified_are_not_chosen() -> None:
+    records: list[dict[str, Any]] = []
+    drafting = Drafting(Options(clock="steps"), LIMITS, Clock(), log=records.append)
+    fake = FakeEngine(drafting.propose)
+    fake.add(noisy("a", 3))
+    fake.run()
+    told = [record["choice"]["tokens"] for record in records]
+    assert told == [len(call["a"]) for call in fake.calls[: len(told)]]
+
+
+def test_while_prompts_are_read_drafts_leave_them_half_of_a_pass() -> None:
+    fake, _ = engine(limits=LIMITS._replace(budget=20), chunk=30)
+    fake.add(copying("a", 1000, length=30, before=1))
+    for _ in range(3):
+        fake.step()
+    fake.add(Job("b", prose(200, 5000), prose(5, 9000)))
+    told = [len(fake.step()["a"]) for _ in range(2)]
+    assert told[0] == 9
 
 
 def test_counts_are_shown_after_each_call() -> None:

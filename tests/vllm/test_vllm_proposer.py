@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine, copying, drafted
+from fake_engine import FakeEngine, Job, copying, drafted, prose
 
 import bozza.vllm
 from bozza.errors import ConfigError
@@ -72,7 +72,7 @@ def test_there_is_nothing_else_in_the_package() -> None:
         bozza.vllm.Scheduler  # noqa: B018
 
 
-@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "0.3.2", "1.0"])
+@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "0.3.2", "0.320.1", "1.0"])
 def test_another_version_of_vllm_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     proposer = bozza.vllm.Proposer
     install(monkeypatch, version)
@@ -98,14 +98,18 @@ def test_wrong_options_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("rank", "tensor", "pipeline", "speaks"), [(0, 2, 1, True), (1, 2, 1, False), (4, 4, 2, True), (5, 4, 2, False)]
 )
-def test_one_rank_decides(rank: int, tensor: int, pipeline: int, speaks: bool) -> None:
+def test_one_rank_decides(
+    rank: int, tensor: int, pipeline: int, speaks: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     fake = engine_of(bozza.vllm.Proposer(config(rank, tensor, pipeline)))
     fake.add(copying("a", 1000))
     fake.run()
     assert (drafted(fake.calls, "a") > 0) is speaks
+    assert not caplog.records
 
 
 def test_ranks_that_schedule_for_themselves_must_decide_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    bozza.vllm.Proposer(config(0, 1, backend="external_launcher"))  # alone, it may decide as it likes
     with pytest.raises(ConfigError, match='set "clock": "steps"'):
         bozza.vllm.Proposer(config(1, 2, backend="external_launcher"))
     set_options(monkeypatch, clock="steps", trace="decisions.jsonl")
@@ -132,6 +136,18 @@ def test_a_shared_history_outlives_the_process(monkeypatch: pytest.MonkeyPatch, 
     del fake, proposer
     assert (tmp_path / "history").stat().st_size > 100
     assert all("choice" in json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines())
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_requests_share_a_history_if_asked_to(monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
+    set_options(monkeypatch, shared_history=shared)
+    fake = engine_of(bozza.vllm.Proposer(config()))
+    output = prose(60, 3000)
+    fake.add(Job("a", prose(20, 1000), output))
+    fake.run()
+    fake.add(Job("b", prose(20, 2000), [*prose(10, 5000), *output]))
+    fake.run()
+    assert (drafted(fake.calls, "b") > 0) is shared
 
 
 def test_a_fault_costs_drafts_and_no_request(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -76,6 +75,22 @@ def test_a_row_that_grew_by_more_than_it_says_is_new() -> None:
     assert seen.request.prompt_len == 4
 
 
+def test_what_went_further_than_the_row_is_another_request() -> None:
+    rows = Rows(CONTEXT)
+    shown(rows, [[1, 2, 3, 4, 5]], [1])
+    (seen,) = shown(rows, [[1, 2, 3, 9]], [1])
+    assert seen is not None
+    assert seen.new
+
+
+def test_a_row_that_begins_like_another_one_of_this_step_is_its_own_request() -> None:
+    rows = Rows(CONTEXT)
+    shown(rows, [[1, 2], [9, 9]], [1, 1])
+    seen = shown(rows, [[1, 2, 3], [1, 2, 3, 4]], [1, 1])
+    assert len(set(ids(seen))) == 2
+    assert [entry.request.tokens for entry in seen if entry is not None] == [[1, 2, 3], [1, 2, 3, 4]]
+
+
 def test_equal_texts_are_two_requests() -> None:
     rows = Rows(CONTEXT)
     first = ids(shown(rows, [[1, 2, 3], [1, 2, 3]], [1, 1]))
@@ -103,11 +118,10 @@ def test_who_is_not_seen_is_dropped_after_a_while() -> None:
 
 def test_who_is_seen_again_counts_anew() -> None:
     rows = Rows(CONTEXT)
-    shown(rows, [[1]], [1])
+    shown(rows, [[1], [500]], [1, 1])
     for length in range(3, 40):
-        seen: Any = shown(rows, [[1, *range(2, length)], [500] * length][: 1 + length % 2], [1] * (1 + length % 2))
-        assert not seen[0].new
-        rows.drop()
+        shown(rows, [[1, *range(2, length)], [500] * (length // 2 + 1)][: 1 + length % 2], [1] * (1 + length % 2))
+        assert rows.drop() == []
 
 
 def test_a_long_output_is_compared_as_a_whole() -> None:

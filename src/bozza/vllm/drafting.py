@@ -209,7 +209,7 @@ def _add(counts: dict[str, int], names: Sequence[str]) -> None:
 
 def _agreeing(draft: Sequence[int], committed: Sequence[int]) -> int:
     """How many drafted tokens were accepted; the last committed token is the target's own."""
-    for place, (guess, token) in enumerate(zip(draft, committed[:-1], strict=False)):
+    for place, (guess, token) in enumerate(zip(draft, committed, strict=False)):
         if guess != token:
             return place
     return min(len(draft), len(committed) - 1)

@@ -134,7 +134,6 @@ class Rows:
             if found is None:
                 seen[row] = self._start(row, sampled[row], table[row, : before + len(sampled[row])], claimed)
             else:
-                rivals.remove(found)
                 seen[row] = self._advance(found, row, sampled[row], claimed)
 
     def _advance(self, track: _Track, row: int, tokens: Sequence[int], claimed: set[int]) -> Seen:
