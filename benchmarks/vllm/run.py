@@ -178,15 +178,15 @@ def compare(reference: Mapping[int, Mapping[str, Any]], outputs: Sequence[Mappin
     return differences
 
 
-def summary(given: argparse.Namespace, model: str) -> list[dict[str, Any]]:
-    """A row per contestant, number of requests at once and workload."""
+def summary(given: argparse.Namespace, model: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """A row per contestant, number of requests at once and workload; and what their outputs were compared to plain."""
     folder = given.folder / Path(model).name
 
     def load(name: str) -> Any:
         return json.loads((folder / f"{name}.json").read_text())
 
     reference = {output["case"]: output for output in load("reference")["outputs"]}
-    rows, plain = [], {}
+    rows, checks, plain = [], [], {}
     for at_once in given.at_once:
         for contestant in given.contestants:
             runs = [load(f"{contestant}-{at_once}-{turn}") for turn in range(given.rounds)]
@@ -210,9 +210,10 @@ def summary(given: argparse.Namespace, model: str) -> list[dict[str, Any]]:
                         "ratio_to_plain": speed / plain[at_once, workload],
                     }
                 )
-            rows[-1] |= {"outputs": number, "differences": differences}
-            rows[-1] |= {"metrics": load(f"{contestant}-{at_once}-{given.rounds - 1}.metrics")}
-    return rows
+            check = {"model": Path(model).name, "contestant": contestant, "at_once": at_once, "outputs": number}
+            counted = load(f"{contestant}-{at_once}-{given.rounds - 1}.metrics")
+            checks.append(check | {"differences": differences, "metrics": counted})
+    return rows, checks
 
 
 def parse() -> argparse.Namespace:
@@ -250,22 +251,29 @@ def main() -> None:
     if given.setup:
         print(make_environment(given.folder / "environment"))
         return
-    rows = []
+    rows, checks = [], []
     for model in given.models:
         for turn in range(given.rounds):
             for contestant in given.contestants:
                 measure(given, model, contestant, turn)
-        rows += summary(given, model)
+        found, compared = summary(given, model)
+        rows += found
+        checks += compared
     facts = {"vllm": VLLM, "processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     facts |= {"tokens": given.tokens, "at": datetime.now(UTC).isoformat(timespec="seconds")}
     scratch = given.out.with_suffix(".tmp")
-    scratch.write_text(json.dumps({"environment": facts, "rows": rows}, indent=1) + "\n")
+    scratch.write_text(json.dumps({"environment": facts, "rows": rows, "checks": checks}, indent=1) + "\n")
     scratch.replace(given.out)
     for row in rows:
         print(
             f"{row['model']:24} {row['at_once']:2} at once  {row['workload']:12} {row['contestant']:8} "
             f"{row['tokens_per_s']:7.1f} tokens/s  {row['ratio_to_plain']:.2f}x"
-            + (f"  {len(row['differences'])} of {row['outputs']} differ" if "outputs" in row else "")
+        )
+    for check in checks:
+        gaps = sorted(difference["gap"] for difference in check["differences"])
+        print(
+            f"{check['model']:24} {check['at_once']:2} at once  {check['contestant']:8} "
+            f"{len(gaps)} of {check['outputs']} outputs differ" + (f", at gaps up to {gaps[-1]:.3f}" if gaps else "")
         )
 
 

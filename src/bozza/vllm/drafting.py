@@ -195,7 +195,8 @@ class Drafting:
     def _count(self, drafts: Mapping[int, Draft], spent: float) -> None:
         counts = self.counts
         counts.steps += 1
-        counts.choices.update("+".join(dict.fromkeys(draft.drafters)) or "off" for draft in drafts.values())
+        for draft in drafts.values():
+            counts.choices["+".join(dict.fromkeys(draft.drafters)) if draft.tokens else "off"] += 1
         counts.seconds += spent
         counts.requests = len(self._rows)
         if self._show is not None:
