@@ -82,7 +82,7 @@ def load_jobs(cases: Sequence[Case], tokens: int) -> Iterator[Job]:
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     prompts = [case.prompt for case in _mixed(cases)]
     for level in LEVELS:
-        for turn in range(max(2, min(6, len(prompts) // level))):
+        for turn in range(max(2, min(4, len(prompts) // level))):
             chosen = [prompts[(turn * level + place) % len(prompts)] for place in range(level)]
             yield Job(f"load {level} {turn}", f"{level} at once", chosen, params, ["off", "adaptive", *UNDER_LOAD])
 

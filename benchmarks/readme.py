@@ -126,8 +126,8 @@ def leader() -> str:
     told = [f"{group} {max(r for (n, g), r in ratios.items() if g == group and n != 'off'):.2f}x" for group in hard]
     facts = document["environment"]
     about = (
-        f"Speed against plain decoding, whole requests, {runs['all']} prompts of {document['tokens']} tokens in the first "
-        f"table, half as many tokens in the second. Where nothing can be guessed: {', '.join(told)}. "
+        f"Speed against plain decoding, whole requests, {runs['all']} prompts of {document['tokens']} tokens in the "
+        f"first table, half as many tokens in the second. Where nothing can be guessed: {', '.join(told)}. "
     )
     return "\n\n".join([*parts, about + footnote(facts)])
 

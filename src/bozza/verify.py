@@ -90,7 +90,7 @@ def checks_of(
     if tokens < 1 or samples < 1:
         raise ConfigError(f"tokens is {tokens}, samples {samples}: use at least 1 of each")
     if llm.policy == "off":
-        raise ConfigError("policy 'off' never drafts, there is nothing to verify: use policy 'fixed'")
+        raise ConfigError("policy 'off' never drafts, there is nothing to verify: use policy 'adaptive' or 'fixed'")
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     for name, chosen in (("greedy", params), ("seed", replace(params, temperature=1.0, seed=1))):
         on_check(name)
