@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,11 @@ def test_replay_says_what_share_of_the_best_was_reached(bozza: Command, traces: 
     for number in (document["speedup_mean_throughput"], document["oracle"]["speedup_total"]):
         assert f"{number:.3f}" in out
     assert f"{document['share_of_oracle']:.1%}" in out
-    assert "oracle" not in bozza("replay", traces, "--costs", costs, "--policy", "off")[1]
+    for row in document["reliability"]:
+        assert re.search(rf"{row['predicted']:.0%} +{row['observed']:.0%} +{row['nodes']:.0f}\b", out)
+    plain = bozza("replay", traces, "--costs", costs, "--policy", "off")[1]
+    assert "oracle" not in plain
+    assert "stood" not in plain
 
 
 def test_the_cap_may_stand_in_the_costs(bozza: Command, tmp_path: Path) -> None:

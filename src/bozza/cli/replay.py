@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,3 +86,15 @@ def _print(document: dict[str, Any]) -> None:
     o.out.print(table)
     shares = [f"{name} {count / document['steps']:.1%}" for name, count in document["choices"].items()]
     o.out.print(escape(f"steps by what was verified: {' · '.join(shares)}"), soft_wrap=True)
+    if document.get("reliability"):
+        _print_reliability(document["reliability"])
+
+
+def _print_reliability(rows: Sequence[Mapping[str, float]]) -> None:
+    """Whether nodes that were verified stood as often as the leader expected."""
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold")
+    for heading in ("expected to stand", "stood", "nodes"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(f"{row['predicted']:.0%}", f"{row['observed']:.0%}", f"{row['nodes']:.0f}")
+    o.out.print(table)
