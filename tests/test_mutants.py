@@ -179,6 +179,20 @@ MUTANTS = [
         "self._epoch(epoch)",
         "tests/train/test_train_loop.py",
     ),
+    Mutant(
+        "what is verified beside drawn tokens depends on them",
+        "leader/adaptive.py",
+        "before[id_] = sorted(state.kept)",
+        "before[id_] = [n for n in sorted(state.kept) if beliefs[id_].tokens[n] not in draft.tokens]",
+        "tests/leader/test_adaptive.py",
+    ),
+    Mutant(
+        "a step that stalls counts in full",
+        "leader/cost.py",
+        "off = max(-CLIP, min(CLIP, math.log(seconds / expected)))",
+        "off = math.log(seconds / expected)",
+        "tests/leader/test_cost.py",
+    ),
 ]
 
 
