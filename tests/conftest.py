@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,23 @@ def costs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _no_profiles(monkeypatch: pytest.MonkeyPatch, costs_folder: Path) -> None:
     """Tests leave the user's cost profiles alone."""
     monkeypatch.setattr("bozza.study.profiles.costs_folder", lambda: costs_folder)
+
+
+@pytest.fixture
+def bozza(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command, as a person calls it; returns exit code, standard output and standard error."""
+    from bozza.cli import app
+
+    def run(*arguments: Any, stdin: str | None = None) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["bozza", *map(str, arguments)])
+        if stdin is not None:
+            monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        code: Any = 0
+        try:
+            app.main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run

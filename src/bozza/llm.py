@@ -157,8 +157,7 @@ class LLM:
         """
         rule = self.rule if rule is None else rule
         specs = check_drafting(draft, policy, rule)
-        twin = object.__new__(LLM)
-        twin.__dict__.update(self.__dict__)
+        twin = self._twin()
         twin._max_batch = self._max_batch if max_batch is None else max_batch
         twin._set_policy(specs, policy, rule)
         return twin
@@ -168,18 +167,21 @@ class LLM:
 
         Its drafters are fresh ones of the same kinds; they share no history.
         """
-        twin = object.__new__(LLM)
-        twin.__dict__.update(self.__dict__)
+        twin = self._twin()
         specs = [parse_spec(text) for text in self.draft]
         twin.engine = twin._engine(self._factory.make(specs, RULES[self.rule].coupled, private=True), leader)
         return twin
 
     def apart(self, max_batch: int) -> LLM:
         """Another LLM over the same weights for measurements: its store is its own and goes with it."""
-        twin = object.__new__(LLM)
-        twin.__dict__.update(self.__dict__)
+        twin = self._twin()
         twin.runner = RaggedRunner(self.model, self.invariant)
         twin._max_batch, twin._token_budget = max_batch, max(self._token_budget, 32 * max_batch)
+        return twin
+
+    def _twin(self) -> LLM:
+        twin = object.__new__(LLM)
+        twin.__dict__.update(self.__dict__)
         return twin
 
     def _set_policy(self, specs: Sequence[DraftSpec], policy: str, rule: str) -> None:

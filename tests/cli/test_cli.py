@@ -7,29 +7,7 @@ import re
 import pytest
 
 from bozza import LLM, SamplingParams
-from bozza.cli import app as cli
 from bozza.cli import options
-
-
-@pytest.fixture
-def bozza(monkeypatch, capsys):
-    """Run a command; returns exit code, standard output and standard error."""
-
-    def run(*arguments, stdin=None):
-        monkeypatch.setattr("sys.argv", ["bozza", *map(str, arguments)])
-        if stdin is not None:
-            import io
-
-            monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def test_generate_streams_text_and_reports_what_it_took(bozza, folders):

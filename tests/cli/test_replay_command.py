@@ -6,34 +6,15 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bozza import LLM
-from bozza.cli import app as cli
 from bozza.study.replay import replay
 from bozza.study.traces import load_traces
 from invented import COSTS, invented
 
 Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def bozza(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run a command; returns exit code, standard output and standard error."""
-
-    def run(*arguments: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["bozza", *map(str, arguments)])
-        code: Any = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

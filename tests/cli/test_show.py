@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from bozza import LLM, SamplingParams
-from bozza.cli import app as cli
 from bozza.cli import show
 from bozza.core import RequestStats
 from bozza.stream import Piece
@@ -50,17 +49,12 @@ Run = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def bozza(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command; returns exit code and standard error."""
+def bozza(bozza: Callable[..., tuple[int, str, str]]) -> Run:
+    """Runs a command; returns exit code and standard error in one line."""
 
     def run(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", ["bozza", *map(str, arguments)])
-        try:
-            cli.main()
-            code: Any = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        return code, " ".join(capsys.readouterr().err.split())
+        code, _, err = bozza(*arguments)
+        return code, " ".join(err.split())
 
     return run
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from bozza import LLM
-from bozza.cli import app as cli
 from bozza.train import data
 from training import talker
 
@@ -18,20 +17,9 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run `bozza train`; returns exit code, standard output and standard error."""
-
-    def run(*arguments: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["bozza", "train", *map(str, arguments)])
-        code: Any = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+def command(bozza: Command) -> Command:
+    """Run `bozza train`."""
+    return lambda *arguments: bozza("train", *arguments)
 
 
 @pytest.fixture(scope="module")

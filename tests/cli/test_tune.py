@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from bozza import LLM
-from bozza.cli import app as cli
 from bozza.cli.tune import card, reason
 from bozza.study import profiles
 
@@ -20,21 +19,10 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """Run `bozza tune` with profiles of its own; returns exit code, standard output and standard error."""
+def command(bozza: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+    """Run `bozza tune` with profiles of its own."""
     monkeypatch.setattr(profiles, "costs_folder", lambda: tmp_path / "costs")
-
-    def run(*arguments: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["bozza", "tune", *map(str, arguments)])
-        code: Any = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+    return lambda *arguments: bozza("tune", *arguments)
 
 
 @pytest.fixture

@@ -372,19 +372,19 @@ def test_an_old_record_counts_as_unknown() -> None:
 
 def test_luck_is_hits_over_those_expected_and_bounded() -> None:
     record = Record()
-    assert record.luck() == 1.0
+    assert record.luck == 1.0
     for _ in range(200):
         record.add(1, False, 1, told=1.0, came=1.0)
-    assert record.luck() == 1.0
+    assert record.luck == 1.0
     for _ in range(20):
         record.add(2, False, 1, told=1.0, came=2.0)
-    assert 1.2 < record.luck() < STEP**STEPS
+    assert 1.2 < record.luck < STEP**STEPS
     for _ in range(500):
         record.add(0, True, 1, told=9.0, came=0.0)
-    assert record.luck() == STEP**-STEPS
+    assert record.luck == STEP**-STEPS
     for _ in range(500):
         record.add(9, False, 1, told=0.0, came=9.0)
-    assert record.luck() == STEP**STEPS
+    assert record.luck == STEP**STEPS
 
 
 def test_a_request_s_luck_multiplies_the_odds_of_its_nodes_and_teaches_nobody_else() -> None:

@@ -149,6 +149,7 @@ def knots(*given: Any) -> dict[str, Any]:
         (knots(["x", 0.1]), "knots are"),
         (knots([1, None]), "knots are"),
         ({"verify": {"knots": 0.1}}, "knots are"),
+        ({"verify": {"knots": [[1, 0.1]], "base": 0.1}}, "knots take the place of base and per_token"),
     ],
 )
 def test_what_is_no_cost_is_refused_in_a_line(document: Any, message: str) -> None:

@@ -134,7 +134,7 @@ class Adaptive:
         if not len(draft):
             record.streak = 0
             return
-        offer = Offer(name, draft, record.bins(self._step), luck=record.luck())
+        offer = Offer(name, draft, record.bins(self._step), luck=record.luck)
         belief.add(offer)
         state.fresh.append(offer)
 
@@ -142,10 +142,12 @@ class Adaptive:
         self, able: Sequence[Request], load: Load, ask: Ask, beliefs: Mapping[int, Beliefs], price: Prices
     ) -> dict[int, Draft]:
         """Let paid drafters draft where that pays. Returns the drafts that must be verified whole: drawn ones."""
+        if not self._paid:
+            return {}
         drawn: dict[int, list[Draft]] = {}
         before: dict[int, list[int]] = {}
-        for name, budgets in self._hire(able, load, price).items():
-            cached = {request.id: request.cached for request in able}
+        cached = {request.id: request.cached for request in able}
+        for name, budgets in self._hire(able, load, price, cached).items():
             self._calls[name] = Asked(
                 len(budgets), max(budgets.values()), sum(budgets.values()), sum(cached[id_] for id_ in budgets)
             )
@@ -163,9 +165,10 @@ class Adaptive:
                 belief.judge()
         return {id_: merge([beliefs[id_].draft(before[id_]), *drafts], load.room[id_]) for id_, drafts in drawn.items()}
 
-    def _hire(self, able: Sequence[Request], load: Load, price: Prices) -> dict[str, dict[int, int]]:
+    def _hire(
+        self, able: Sequence[Request], load: Load, price: Prices, cached: Mapping[int, int]
+    ) -> dict[str, dict[int, int]]:
         """Whom to pay, and for how much: drafter -> request id -> tokens."""
-        cached = {request.id: request.cached for request in able}
         margin = STICK * price.rate * self.costs.pass_seconds(load.rows, load.tokens, load.cached)
         hired: dict[str, dict[int, int]] = {}
         left = 1.0
@@ -183,15 +186,15 @@ class Adaptive:
 
     def _bids(self, able: Sequence[Request], load: Load, price: Prices, cached: Mapping[int, int]) -> dict[str, Bid]:
         bids = {}
+        losses = {request.id: loss(self._states[request.id].chances, SHARED, price.node) for request in able}
         for name, most in self._paid.items():
             curves = {}
             for request in able:
                 state = self._states[request.id]
                 record = state.records.setdefault(name, Record())
                 curves[request.id] = self._gains.curve(
-                    name, min(most, load.room[request.id]), state.free, record.bins(self._step), record.luck()
+                    name, min(most, load.room[request.id]), state.free, record.bins(self._step), record.luck
                 )
-            losses = {request.id: loss(self._states[request.id].chances, SHARED, price.node) for request in able}
             bids[name] = bid(self.costs, name, curves, cached, price, losses)
         return bids
 

@@ -29,6 +29,7 @@ PACE = 0.25  # how fast a record follows
 LUCK = 6.0  # hits for which a request's own luck counts as much as what is known of all
 FADING = 0.97  # part of it that is left after a draft
 STEPS, STEP = 6, 1.25  # luck is a power of 1.25 up to the sixth: few enough values to compute with once
+POWERS = [STEP**power for power in range(-STEPS, STEPS + 1)]
 STALE = 32  # steps after which a record counts as unknown
 
 
@@ -41,12 +42,7 @@ class Record:
     seen: int = 0  # step of the last draft
     told: float = 0.0  # hits that were expected of nodes whose parent stood, recent ones most
     came: float = 0.0  # hits
-
-    def luck(self) -> float:
-        """How many times as often as is usual the drafter is right in this request: a factor of odds."""
-        ratio = (self.came + LUCK) / (self.told + LUCK)
-        power: float = STEP ** max(-STEPS, min(STEPS, round(math.log(ratio, STEP))))
-        return power
+    luck: float = 1.0  # how many times as often as is usual the drafter is right in this request: a factor of odds
 
     def bins(self, step: int) -> tuple[int, int]:
         """What of it goes into keys."""
@@ -57,6 +53,8 @@ class Record:
     def add(self, right: int, missed: bool, step: int, told: float = 0.0, came: float = 0.0) -> None:
         """A draft had so many tokens right in a row, and then a wrong one or none; of its nodes `told` should have."""
         self.told, self.came = FADING * self.told + told, FADING * self.came + came
+        power = round(math.log((self.came + LUCK) / (self.told + LUCK), STEP))
+        self.luck = POWERS[max(-STEPS, min(STEPS, power)) + STEPS]
         hit = float(right > 0)
         self.hits = hit if self.hits < 0.0 else self.hits + PACE * (hit - self.hits)
         self.streak = 0 if missed else self.streak + right
@@ -97,12 +95,12 @@ class Offer:
             given = confidences[node] / max(confidences[parent], 1e-9) if parent >= 0 else confidences[node]
             said = bisect_right(EDGES, given)
             prior = CENTRES[said]
-        key = self._key(node, said, depth, others)
+        key = self._key(said, depth, others)
         self.keys[node] = key
         usual = self.usual[node] = rates.estimate(key, prior)
         return favoured(usual, self.luck)
 
-    def _key(self, node: int, said: int, depth: int, others: int) -> Key:
+    def _key(self, said: int, depth: int, others: int) -> Key:
         first = bisect_right(EDGES, self.draft.confidences[0]) if self.draft.confidences else -1
         record, streak = self.record
         return (self.name, said, DEPTHS[min(depth, 10)], others, first, streak, record)

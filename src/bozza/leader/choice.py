@@ -94,19 +94,20 @@ def bid(
         losses: request id -> what free drafts would no longer add; nothing by default.
     """
     lost = losses or {}
-    running: dict[int, list[float]] = {}  # requests of which the same is known share a curve
-    for curve in curves.values():
-        if id(curve) not in running:
-            running[id(curve)] = _running(curve, price.node)
     # One more token of one more request, beside what all share.
     each = price.rate * (costs.draft_seconds(name, 1, 1, 2, 0) - costs.draft_seconds(name, 1, 1, 1, 0))
+    known: dict[int, list[float]] = {}  # requests of which the same is known share a curve
+    for curve in curves.values():
+        if id(curve) not in known:
+            known[id(curve)] = _running(curve, price.node, each)
+    able = [(id_, known[id(curve)], lost.get(id_, 0.0)) for id_, curve in curves.items() if curve]
     best = NO_BID
     for size in SIZES:
         users: dict[int, int] = {}
         total = 0.0
-        for id_, curve in curves.items():
-            nodes = min(size, len(curve))
-            if nodes and (own := running[id(curve)][nodes - 1] - each * nodes - lost.get(id_, 0.0)) > 0.0:
+        for id_, running, less in able:
+            nodes = min(size, len(running))
+            if (own := running[nodes - 1] - less) > 0.0:
                 users[id_] = nodes
                 total += own
         if not users:
@@ -128,10 +129,10 @@ def loss(chances: Sequence[float], shared: float, price: float) -> float:
     return sum(max(chance - price, 0.0) - max(chance * (1.0 - shared) - price, 0.0) for chance in chances)
 
 
-def _running(curve: Sequence[float], price: float) -> list[float]:
-    """Sums of what is gained by the first nodes; one that does not pay will not be verified."""
+def _running(curve: Sequence[float], price: float, each: float) -> list[float]:
+    """Sums of what is gained by the first nodes, each drafted at a price; one that does not pay is not verified."""
     total, sums = 0.0, []
     for chance in curve:
-        total += max(chance - price, 0.0)
+        total += max(chance - price, 0.0) - each
         sums.append(total)
     return sums

@@ -79,6 +79,8 @@ class CostModel:
         if not isinstance(verify, Mapping) or not ({"base", "knots"} & set(verify)):
             raise ConfigError('costs: write {"verify": {"base": s, "per_token": s, "per_cached": s}, ...}, in seconds')
         _known(verify, VERIFY_KEYS, "costs, verify")
+        if "knots" in verify and {"base", "per_token"} & set(verify):
+            raise ConfigError("costs, verify: knots take the place of base and per_token, drop one of them")
         overhead = _number(document, "overhead", "costs")
         knots = _knots(verify["knots"]) if "knots" in verify else _line(verify)
         drafters = {}

@@ -39,8 +39,8 @@ class Gains:
         if (curve := self._curves.get(known)) is None:
             curve = []
             for rank in range(1, most + 1):
-                prior = PRIOR * FADE ** (rank - 1)
-                curve.append(favoured(self._rates.estimate(_key(name, rank, free, record), prior), luck))
+                key = _key(name, rank, free, record)
+                curve.append(favoured(self._rates.estimate(key, PRIOR * FADE ** bisect_left(RANKS, rank)), luck))
             self._curves[known] = curve
         return curve
 

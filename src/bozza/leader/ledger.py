@@ -109,7 +109,7 @@ class Ledger:
         ]
 
     def _settle_rate(self, outcome: StepStats, committed: Mapping[int, Sequence[int]], costs: CostModel) -> None:
-        load, keep = self._load, 1.0 - 1.0 / HORIZON
+        load = self._load
         drafted = sum(outcome.drafted.values())
         plain = costs.pass_seconds(load.rows, load.tokens, load.cached)
         if not load.rows or plain <= 0.0:
@@ -117,11 +117,11 @@ class Ledger:
         # The time is what the step should take: one that stalled says nothing about the rate.
         taken = costs.pass_seconds(load.rows, load.tokens + drafted, load.cached)
         taken += sum(outcome.draft_seconds.values()) - sum(outcome.read_seconds.values())
+        keep, share = 1.0 - 1.0 / HORIZON / len(committed), 1.0 / len(committed)
         for id_, tokens in committed.items():
             place = self._copying.get(id_, 0)
-            part = 1.0 - (1.0 - keep) / len(committed)
-            self._earned[place] = part * self._earned[place] + len(tokens) / len(committed)
-            self._spent[place] = part * self._spent[place] + taken / plain / len(committed)
+            self._earned[place] = keep * self._earned[place] + share * len(tokens)
+            self._spent[place] = keep * self._spent[place] + share * taken / plain
         self.nodes += (drafted - self.nodes) / NEAR
 
     def _settle_chances(self, draft: Draft, tokens: Sequence[int]) -> None:
