@@ -61,7 +61,7 @@ def compare(llm: LLM, plain: Run, fast: Run, params: SamplingParams) -> str:
     difference = llm.first_difference(plain.output, fast.output, params)
     if difference is None:
         return "yes"
-    return f"{difference.verdict} at token {difference.position}"
+    return f"{difference.verdict} at {difference.position}"  # the token
 
 
 def row(name: str, plain: Run, fast: Run, identical: str) -> dict[str, object]:
