@@ -350,6 +350,7 @@ def environment(llm: LLM) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": str(llm.runner.device),
         "dtype": str(llm.runner.dtype).removeprefix("torch."),
+        "weights": llm.weights,
         "model": llm.model_path.name if llm.model_path else None,
         "policy": llm.policy,
         "rule": llm.rule,

@@ -23,7 +23,8 @@ from bozza.exactness import Difference, first_difference
 from bozza.intake import Intake, Message, sample_seed
 from bozza.leader import Adaptive, CostModel, Fixed, Leader, Off
 from bozza.models.identity import identity
-from bozza.models.loading import Loaded, end_ids, load
+from bozza.models.loading import Loaded, end_ids, load_packed
+from bozza.models.packing import check_quantize
 from bozza.models.probe import load_runner
 from bozza.models.runner import RaggedRunner
 from bozza.params import SamplingParams
@@ -77,6 +78,8 @@ class LLM:
             the target's, the text depends on the drafts too (see `bozza.rules`). Greedy output is the same under all.
         dtype: "auto" (the checkpoint's), "bfloat16", "float16", "float32", or a torch dtype.
         device: "auto" (a GPU when there is one), "cpu", "cuda", "cuda:1".
+        quantize: "int8" for linear layers in 8 bits on a CPU: a smaller model that is sooner done and not quite the
+            same; speculation is lossless with respect to it (docs/speed.md tells what it costs).
         invariant: results must not depend on the shape of a pass, to the last bit, in float32 too (see
             docs/design.md). Drafts are then chains, and the machine is tried out when the model is loaded. Under the
             rules with coins sampled text still depends on what was drafted.
@@ -105,6 +108,7 @@ class LLM:
         rule: str = "coupled",
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
+        quantize: str | None = None,
         invariant: bool = False,
         shared_history: bool | str | Path = False,
         max_batch: int = 32,
@@ -116,7 +120,8 @@ class LLM:
         specs = check_drafting(draft, policy, rule)
         check_limits(max_batch, token_budget)
         check_sharing(shared_history, specs)
-        loaded = _load_target(model, tokenizer, dtype, device)
+        check_quantize(quantize)
+        loaded = _load_target(model, tokenizer, dtype, device, quantize)
         self.tokenizer = loaded.tokenizer
         self.model_path = loaded.path
         self.runner = load_runner(loaded.model, invariant)
@@ -136,6 +141,11 @@ class LLM:
     def model(self) -> Any:
         """The transformers model of the target."""
         return self._loaded.model
+
+    @property
+    def weights(self) -> str:
+        """What its linear layers are: "plain", "packed" in an order that this processor reads faster, or "int8"."""
+        return self._loaded.weights
 
     @property
     def name(self) -> str:
@@ -373,16 +383,20 @@ class LLM:
         )
 
 
-def _load_target(model: Any, tokenizer: Any, dtype: str | torch.dtype, device: str | torch.device) -> Loaded:
+def _load_target(
+    model: Any, tokenizer: Any, dtype: str | torch.dtype, device: str | torch.device, quantize: str | None
+) -> Loaded:
     if isinstance(model, (str, Path)):
         if tokenizer is not None:
             raise ConfigError("a tokenizer comes with a named model: drop tokenizer=, or give the loaded model")
-        loaded = load(model, dtype, device)
+        loaded = load_packed(model, dtype, device, quantize)
         if loaded.tokenizer is None:
             raise ModelError(f"{model} has no tokenizer beside it: save one there, or give a loaded model")
         return loaded
-    if dtype != "auto" or device != "auto":
-        raise ConfigError("a loaded model keeps its dtype and device: drop dtype= and device=, or convert it before")
+    if dtype != "auto" or device != "auto" or quantize is not None:
+        raise ConfigError(
+            "a loaded model stays as it is: drop dtype=, device= and quantize=, or name the model instead of loading it"
+        )
     path = Path(getattr(model, "name_or_path", None) or "")
     return Loaded(model, tokenizer, path if (path / "config.json").exists() else None)
 

@@ -62,6 +62,8 @@ def bench(
     rule: o.Rule = "coupled",
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    quantize: o.Quantize = None,
+    threads: o.Threads = None,
     invariant: o.Invariant = False,
     shared_history: o.SharedHistory = False,
     history_file: o.HistoryFile = None,
@@ -91,7 +93,8 @@ def bench(
     if not prompts.is_file():
         raise ConfigError(f"--prompts {prompts}: there is no such file")
     history = history_file or shared_history
-    llm = o.load_llm(model, draft, policy, dtype, device, batch, rule, invariant=invariant, history=history)
+    on = o.On(dtype, device, quantize, threads)
+    llm = o.load_llm(model, draft, policy, on, batch, rule, invariant=invariant, history=history)
     from bozza.bench import load_cases, run_bench, runs_needed
 
     cases = load_cases(prompts, llm, limit)

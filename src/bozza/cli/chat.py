@@ -33,6 +33,8 @@ def chat(
     rule: o.Rule = "coupled",
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    quantize: o.Quantize = None,
+    threads: o.Threads = None,
     invariant: o.Invariant = False,
     shared_history: o.SharedHistory = False,
     history_file: o.HistoryFile = None,
@@ -52,9 +54,8 @@ def chat(
     history = history_file or shared_history
     messages = [{"role": "system", "content": system}] if system else []
     with o.decisions(trace, policy) as log:
-        llm = o.load_llm(
-            model, draft, policy, dtype, device, rule=rule, invariant=invariant, history=history, trace=log
-        )
+        on = o.On(dtype, device, quantize, threads)
+        llm = o.load_llm(model, draft, policy, on, rule=rule, invariant=invariant, history=history, trace=log)
         if message is None:
             _converse(llm, messages, params, watch)
             return

@@ -37,6 +37,8 @@ def generate(
     rule: o.Rule = "coupled",
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    quantize: o.Quantize = None,
+    threads: o.Threads = None,
     invariant: o.Invariant = False,
     shared_history: o.SharedHistory = False,
     history_file: o.HistoryFile = None,
@@ -57,9 +59,8 @@ def generate(
     texts = prompts or [_standard_input()]
     history = history_file or shared_history
     with o.decisions(trace, policy) as log:
-        llm = o.load_llm(
-            model, draft, policy, dtype, device, batch, rule, invariant=invariant, history=history, trace=log
-        )
+        on = o.On(dtype, device, quantize, threads)
+        llm = o.load_llm(model, draft, policy, on, batch, rule, invariant=invariant, history=history, trace=log)
         if as_json:
             show.print_json({"outputs": [_document(text, output) for text, output in _decode_all(llm, texts, params)]})
         elif len(texts) == 1 and params.n == 1:

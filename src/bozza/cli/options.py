@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -61,6 +61,12 @@ Rule = Annotated[
 ]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto (the checkpoint's), bfloat16, float16 or float32.")]
 Device = Annotated[str, typer.Option("--device", help="auto (a GPU when there is one), cpu, cuda, cuda:1.")]
+Quantize = Annotated[
+    str | None, typer.Option("--quantize", help="int8: a smaller, faster, not quite equal model, on CPUs.")
+]
+Threads = Annotated[
+    int | None, typer.Option("--threads", help="To compute with; one for each physical core when left out.")
+]
 Invariant = Annotated[
     bool,
     typer.Option("--invariant", help="No batch and no draft changes a bit: bfloat16, float32 on a CPU."),
@@ -146,12 +152,20 @@ def structured(schema: Path | None, regex: str | None, grammar: Path | None) -> 
     return Structured(json_schema=texts["--json-schema"], regex=regex, grammar=texts["--grammar"])
 
 
+class On(NamedTuple):
+    """On what to compute, and how."""
+
+    dtype: str
+    device: str
+    quantize: str | None = None
+    threads: int | None = None
+
+
 def load_llm(
     model: str,
     draft: list[str] | None,
     policy: str,
-    dtype: str,
-    device: str,
+    on: On,
     batch: int = 1,
     rule: str = "coupled",
     invariant: bool = False,
@@ -161,10 +175,12 @@ def load_llm(
     """The LLM that the flags describe. Wrong flags fail before torch is imported and a model is read."""
     from bozza.drafters.history import check_sharing
     from bozza.drafters.spec import check_drafting
+    from bozza.threads import use_threads
 
     check_sharing(history, check_drafting(draft, policy, rule))
     if batch < 1:
         raise ConfigError(f"--batch {batch}: use at least 1")
+    use_threads(on.threads)
     with err.status(f"loading {model}"):
         from bozza import LLM
 
@@ -174,10 +190,11 @@ def load_llm(
             draft=draft,
             policy=policy,
             rule=rule,
+            dtype=on.dtype,
+            device=on.device,
+            quantize=on.quantize,
             invariant=invariant,
             shared_history=history,
-            dtype=dtype,
-            device=device,
             max_batch=batch,
             token_budget=max(512, 16 * batch),
             trace=trace,

@@ -27,6 +27,8 @@ def trace(
     ignore_eos: o.IgnoreEos = False,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    quantize: o.Quantize = None,
+    threads: o.Threads = None,
 ) -> None:
     """Record what drafters would have guessed at every place of a model's own outputs, for 'bozza replay'."""
     from bozza.study.recorder import check_recorded, record
@@ -39,7 +41,8 @@ def trace(
         raise ConfigError(f"--prompts {prompts}: there is no such file")
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.absolute().parent}")
-    llm = o.load_llm(model, draft, "fixed", dtype, device)
+    on = o.On(dtype, device, quantize, threads)
+    llm = o.load_llm(model, draft, "fixed", on)
     from bozza.bench import load_cases
 
     cases = load_cases(prompts, llm, limit)

@@ -26,6 +26,8 @@ def tune(
     limit: Annotated[int | None, typer.Option("--limit", help="Most prompts of each workload.", min=1)] = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    quantize: o.Quantize = None,
+    threads: o.Threads = None,
     as_json: o.Json = False,
 ) -> None:
     """Measure this machine, and predict what each drafter is worth on your prompts.
@@ -39,7 +41,8 @@ def tune(
     check_recorded(draft)
     if not prompts.is_file():
         raise ConfigError(f"--prompts {prompts}: there is no such file")
-    llm = o.load_llm(model, draft, "fixed", dtype, device, batch)
+    on = o.On(dtype, device, quantize, threads)
+    llm = o.load_llm(model, draft, "fixed", on, batch)
     from bozza.bench import environment, load_cases
 
     cases = load_cases(prompts, llm, limit)

@@ -29,13 +29,16 @@ def verify(
     ] = 2048,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    quantize: o.Quantize = None,
+    threads: o.Threads = None,
     invariant: o.Invariant = False,
     as_json: o.Json = False,
 ) -> None:
     """Check that speculation changes nothing: your model, your drafters, this machine. Exit code 1 if it does."""
     if prompts is not None and not prompts.is_file():
         raise ConfigError(f"--prompts {prompts}: there is no such file")
-    llm = o.load_llm(model, draft, "fixed", dtype, device, BATCH, invariant=invariant)
+    on = o.On(dtype, device, quantize, threads)
+    llm = o.load_llm(model, draft, "fixed", on, BATCH, invariant=invariant)
     from bozza.bench import environment, load_cases
 
     cases = None if prompts is None else [case.prompt for case in load_cases(prompts, llm)]

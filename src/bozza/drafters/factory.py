@@ -21,8 +21,9 @@ from bozza.drafters.translated import DraftModel, dialect_for
 from bozza.errors import ConfigError, ModelError
 from bozza.models.head_runner import HeadRunner
 from bozza.models.heads import load_head, shipped_head
-from bozza.models.loading import Loaded, load
+from bozza.models.loading import Loaded, load_packed
 from bozza.models.mtp_files import load_mtp
+from bozza.models.packing import pack_alone
 from bozza.models.probe import load_runner
 from bozza.models.translation import Translation
 from bozza.models.vocabulary import vocabularies
@@ -62,7 +63,9 @@ class Factory:
                 self._loaded[key] = load_draft_model(str(spec.model), self._target)
             elif spec.kind == "eagle":
                 folder = Path(spec.model).expanduser() if spec.model else shipped_head(self._target.path)
-                self._loaded[key] = HeadRunner(load_head(folder, self._target.model))
+                head = load_head(folder, self._target.model)
+                pack_alone(head)
+                self._loaded[key] = HeadRunner(head)
             elif spec.kind == "mtp":
                 self._loaded[key] = load_modules(spec.model, self._target)
 
@@ -109,7 +112,7 @@ def load_draft_model(name: str, target: Loaded) -> DraftModel:
     Raises:
         ModelError: it cannot be had, or its tokens can neither be used nor translated.
     """
-    draft = load(name, target.model.dtype, target.model.device)
+    draft = load_packed(name, target.model.dtype, target.model.device, None)
     views = vocabularies(name, draft, target)
     return DraftModel(name, load_runner(draft.model), None if views is None else Translation(*views))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,22 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from bozza.errors import BozzaError, ConfigError, ModelError, first_line
 from bozza.models import catalog
+from bozza.models.packing import check_quantize, pack_model
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A transformers model with what belongs to it. `tokenizer` is None when its folder has none."""
+    """A transformers model with what belongs to it. `tokenizer` is None when its folder has none.
+
+    `weights` says what became of its linear layers, see `bozza.models.packing`.
+    """
 
     model: Any
     tokenizer: Any
     path: Path | None
+    weights: str = "plain"
 
 
 def resolve(name: str | Path) -> Path:
@@ -78,6 +83,17 @@ def load(name: str | Path, dtype: str | torch.dtype = "auto", device: str | torc
     except Exception as problem:  # damaged files, missing packages, unknown architectures: all mean the same here
         raise ModelError(f"{name} cannot be loaded ({first_line(problem)}): check the files in {path}") from problem
     return Loaded(model, tokenizer, path)
+
+
+def load_packed(name: str | Path, dtype: str | torch.dtype, device: str | torch.device, quantize: str | None) -> Loaded:
+    """`load`, with linear layers packed where that helps, or quantized. Such a model computes and cannot be trained.
+
+    Raises:
+        ConfigError, ModelError: as for `load`, and `bozza.models.packing.check_quantize`.
+    """
+    check_quantize(quantize, parse_device(device))
+    loaded = load(name, dtype, device)
+    return replace(loaded, weights=pack_model(loaded.model, quantize))
 
 
 def _tokenizer(path: Path) -> Any:

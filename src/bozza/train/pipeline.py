@@ -18,7 +18,7 @@ from bozza.errors import ConfigError
 from bozza.llm import LLM
 from bozza.models.eagle import EagleHead, HeadShape, head_rows, start_from_target
 from bozza.models.heads import layer_like, save_head
-from bozza.models.loading import end_ids
+from bozza.models.loading import end_ids, load
 from bozza.models.mtp import hidden_layer, sequential_heads
 from bozza.models.mtp_files import save_mtp
 from bozza.train.data import BATCH, Conversation, ConversationFile, Synthesis
@@ -70,7 +70,8 @@ class Run:
         self.work = order.out / "work"
         self._watcher = watcher
         self._seconds = _read_seconds(self.work / "seconds.json")
-        self.llm = LLM(order.model, policy="off", max_batch=BATCH, token_budget=1024)
+        loaded = load(order.model)  # its weights are learned from, so they are left as they are
+        self.llm = LLM(loaded.model, tokenizer=loaded.tokenizer, policy="off", max_batch=BATCH, token_budget=1024)
         self.target = self.llm.model.requires_grad_(False)
         self.text = self.target.config.get_text_config(decoder=True)
 
@@ -86,13 +87,19 @@ class Run:
         origin = {"model": self.llm.name, "seed": order.seed, "prompts": prompts}
         file = ConversationFile(self.work / "conversations.jsonl", origin)
         with self._timed("data"):
-            Synthesis(self.llm, order.seed, order.prompts).run(
+            Synthesis(self._writer(file), order.seed, order.prompts).run(
                 file, order.tokens, lambda done: self._watcher.part("conversations", done, order.tokens)
             )
         data = file.dataset(order.tokens)
         if len(data) < LEAST:
             raise ConfigError(f"{len(data)} conversations are too few to train on: give more prompts or tokens")
         return data
+
+    def _writer(self, file: ConversationFile) -> LLM:
+        """The same model, which says the same, with packed weights; unless all is written already."""
+        if sum(len(each.tokens) for each in file.dataset(self.order.tokens)) >= self.order.tokens:
+            return self.llm
+        return LLM(self.order.model, policy="off", max_batch=BATCH, token_budget=1024)
 
     def features(self, data: list[Conversation], layers: Sequence[int]) -> Features:
         """The target's hidden states and laws; those that are missing are computed."""

@@ -1,0 +1,148 @@
+"""Products of activations with the weights of linear layers, in the forms in which a CPU reads them fastest.
+
+Both forms are oneDNN's, through operators of torch. A product of few rows costs what reading its weights costs; a plain
+`Linear` in bfloat16 reads them at little more than half of the memory's speed, since their order suits another kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bozza.errors import ModelError
+
+ROWS = 8  # what oneDNN is told to expect when it chooses the order of packed weights
+LEVELS = 127  # of an int8 on either side of zero; -128 is left out, so that a weight and its negative round alike
+ZERO = 128  # what stands for zero in unsigned activations
+BLOCK = 4096  # outputs that are quantized at a time
+WIDEST = 65_536  # inputs; the sums of wider products could overflow 32 bits (255 * 127 * 65,536 < 2 ** 31)
+
+
+class Product(Protocol):
+    """x @ weight.T + bias for one weight [out, in], or for several put below each other."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., in] bfloat16 -> [..., out] bfloat16."""
+        ...
+
+    def weight(self) -> Tensor:
+        """[out, in] bfloat16, as it is computed with."""
+        ...
+
+
+class PackedProduct:
+    """bfloat16 weights in oneDNN's own order. Each row of the result has the bits that `Linear` gives it."""
+
+    def __init__(self, weights: Sequence[Tensor], bias: Tensor | None) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(_below(weights), ROWS)
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Product`."""
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        return result
+
+    def weight(self) -> Tensor:
+        """See `Product`."""
+        dense: Tensor = self._weight.to_dense()
+        return dense
+
+
+class Int8Product:
+    """int8 weights with a scale for each output, int8 activations with a scale for each row (W8A8, dynamic).
+
+    Sums of integers are exact, so a row has the same bits whatever shares its pass. Round-to-nearest symmetric scales
+    by the largest magnitude; see Jacob et al., CVPR 2018, section 2, for the arithmetic.
+
+    Raises:
+        ModelError: the product is too wide for exact sums.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], bias: Tensor | None) -> None:
+        width = weights[0].shape[1]
+        if width > WIDEST:
+            raise ModelError(f"int8 products have at most {WIDEST} inputs, this one {width}: drop quantize")
+        ints = torch.empty(sum(weight.shape[0] for weight in weights), width, dtype=torch.int8)
+        self._scale = torch.empty(len(ints))
+        first = 0
+        for part in (
+            part for weight in weights for part in torch.split(weight.detach(), BLOCK)
+        ):  # float32 copies stay small
+            place = slice(first, first := first + len(part))
+            ints[place], self._scale[place] = quantize_channels(part)
+        self._weight = torch.ops.onednn.qlinear_prepack(ints, None)
+        self._shape = (len(ints), width)
+        self._zeros = torch.zeros(len(ints), dtype=torch.int32)
+        self._bias = None if bias is None else bias.float()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Product`."""
+        levels, scale = quantize_rows(x.reshape(-1, x.shape[-1]))
+        out = self._sums(levels).mul_(scale)
+        if self._bias is not None:
+            out += self._bias
+        return out.to(x.dtype).view(*x.shape[:-1], out.shape[1])
+
+    def weight(self) -> Tensor:
+        """See `Product`."""
+        out, width = self._shape
+        dense = torch.empty(out, width, dtype=torch.bfloat16)
+        for first in range(0, width, ROWS):  # a product with rows of the identity shows columns, whatever the order
+            rows = torch.full((min(ROWS, width - first), width), ZERO, dtype=torch.uint8)
+            rows[:, first : first + ROWS].diagonal().add_(1)
+            dense[:, first : first + ROWS] = self._sums(rows).T
+        return dense
+
+    def _sums(self, levels: Tensor) -> Tensor:
+        sums: Tensor = torch.ops.onednn.qlinear_pointwise(
+            levels, 1.0, ZERO, self._weight, self._scale, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        return sums
+
+
+def quantize_channels(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A weight [out, in] as int8, and the float32 value [out] of a step of each output."""
+    exact = weight.float()
+    scale = exact.abs().amax(dim=1).clamp_min_(torch.finfo(torch.float32).tiny).div_(LEVELS)
+    return exact.div_(scale[:, None]).round_().to(torch.int8), scale
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [n, size] bfloat16 as uint8 [n, size] around ZERO, and the float32 value [n, 1] of a step in each row."""
+    # The largest magnitude by integer comparison: reductions over bfloat16 cost more than the product itself.
+    largest = (x.view(torch.int16) & 0x7FFF).amax(dim=1, keepdim=True).view(x.dtype)
+    scale = largest.float().clamp_min_(torch.finfo(torch.float32).tiny * LEVELS).div_(LEVELS)
+    # Adding a half and cutting off is rounding; by way of int16, since from float to uint8 there is no fast path.
+    return x.float().div_(scale).add_(ZERO + 0.5).to(torch.int16).to(torch.uint8), scale
+
+
+def _below(weights: Sequence[Tensor]) -> Tensor:
+    return weights[0].detach() if len(weights) == 1 else torch.cat([weight.detach() for weight in weights])
+
+
+def packing_works() -> bool:
+    """Whether this processor and this torch multiply packed bfloat16 weights natively: AVX-512 or better."""
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and _agrees(PackedProduct, 0.0)
+    except (AttributeError, RuntimeError):  # an operator that this torch lacks, or refuses here
+        return False
+
+
+def int8_works() -> bool:
+    """Whether this processor sums int8 products natively (VNNI or AMX) and exactly."""
+    native: Any = getattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    try:
+        return bool(native()) and _agrees(Int8Product, 0.05)
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def _agrees(kind: type[PackedProduct] | type[Int8Product], tolerance: float) -> bool:
+    """Whether a small product is within this part of the largest result of what `Linear` gives."""
+    draw = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(n, 48, generator=draw).bfloat16() for n in (32, 4))
+    plain = torch.nn.functional.linear(x, weight)
+    return bool((kind([weight], None)(x) - plain).abs().max() <= tolerance * plain.abs().max())
