@@ -22,6 +22,7 @@ SETTING = Setting(
     threads=1,
     device="cpu",
     dtype="bfloat16",
+    weights="packed",
     model="llama 3x64, 211 tokens, vocabulary 0123",
     drafters=("eagle:head,k=4", "model:small,k=2"),
     rule="coupled",
