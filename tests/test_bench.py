@@ -57,6 +57,7 @@ def test_the_document_holds_what_was_measured(llm, batch, repeat, runs):
     assert "ngram" in total["drafters"]
     assert all(rows[workload, "off"]["theory"] is None for workload in ("copy", "noise", "all"))
     assert (document["environment"]["draft"], document["environment"]["rule"]) == (list(llm.draft), "coupled")
+    assert document["environment"]["weights"] == llm.weights == "plain"
     json.dumps(document)
 
 

@@ -4,8 +4,11 @@ import pytest
 
 import bozza
 from bozza import LLM, BozzaError, ConfigError, ModelError, PromptError, SamplingParams
+from bozza.models import packing
+from bozza.models.loading import load
 from bozza.text import decode
-from tiny import tiny
+from products import needs_int8, needs_packing
+from tiny import tiny, token_prompts
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +126,7 @@ def test_bad_prompts_generate_nothing(llm, act, says):
         ({"draft": ["ngram:k=2,k=3"]}, ConfigError, "k is given twice"),
         ({"dtype": "float8"}, ConfigError, "bfloat16"),
         ({"device": "gpu"}, ConfigError, "use auto, cpu"),
+        ({"quantize": "int4"}, ConfigError, "quantize 'int4': use int8"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(folders, options, error, says):
@@ -135,10 +139,68 @@ def test_bad_options_are_refused_in_one_line(folders, options, error, says):
 def test_unknown_options_are_refused(folders):
     with pytest.raises(TypeError, match="drafts"):
         LLM(folders["target"], drafts=["ngram"])
-    with pytest.raises(ConfigError, match="drop dtype"):
-        LLM(tiny("llama"), dtype="float32")
+    for option in ({"dtype": "float32"}, {"device": "cpu"}, {"quantize": "int8"}):
+        with pytest.raises(ConfigError, match="a loaded model stays as it is: drop dtype=, device= and quantize="):
+            LLM(tiny("llama"), **option)
     with pytest.raises(ConfigError, match="comes with a named model"):
         LLM(folders["target"], tokenizer=object())
+
+
+@pytest.mark.parametrize(
+    ("works", "says"),
+    [(False, "needs a processor with VNNI or AMX"), (True, "use dtype bfloat16")],  # the folder has float32
+)
+def test_int8_that_cannot_be_had_is_refused_in_one_line(folders, monkeypatch, works, says):
+    monkeypatch.setattr(packing, "int8_works", lambda: works)
+    with pytest.raises(ModelError, match=says) as caught:
+        LLM(folders["target"], device="cpu", quantize="int8")
+    assert "\n" not in str(caught.value)
+
+
+DRAFTS = ["ngram:k=3", "recycling:k=4", "eagle:{head},k=4", "mtp:{modules},k=2", "model:{shallow},k=3"]
+
+
+@pytest.fixture(scope="module", params=[None, pytest.param("int8", marks=needs_int8)])
+def lowered(request, folders):
+    """In bfloat16, with drafters of many kinds."""
+    draft = [text.format_map(folders) for text in DRAFTS]
+    options = {"dtype": "bfloat16", "device": "cpu", "quantize": request.param, "invariant": True}
+    return LLM(folders["target"], policy="fixed", draft=draft, **options)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_packed_and_quantized_models_say_the_same_with_drafts(lowered, temperature):
+    params = SamplingParams(max_tokens=30, temperature=temperature, seed=3, logprobs=2, ignore_eos=True)
+    prompts = token_prompts(10)
+    alone = [lowered.with_policy("off").generate([prompt], params)[0] for prompt in prompts]
+    outs = lowered.generate(prompts, params)
+    assert [out.token_ids for out in outs] == [out.token_ids for out in alone]
+    assert [out.logprobs for out in outs] == [out.logprobs for out in alone]
+    assert sum(out.stats.accepted.get("model", 0) for out in outs) > 5
+    assert set(outs[0].stats.draft_seconds) == {text.partition(":")[0] for text in DRAFTS}
+
+
+@needs_packing
+def test_a_packed_model_says_what_the_loaded_one_says(folders):
+    packed = LLM(folders["target"], policy="off", dtype="bfloat16", device="cpu", invariant=True)
+    plain = LLM(load(folders["target"], "bfloat16", "cpu").model, policy="off", invariant=True)
+    assert (packed.weights, plain.weights) == ("packed", "plain")
+    for temperature in (0.0, 0.9):
+        params = SamplingParams(max_tokens=30, temperature=temperature, seed=3, logprobs=2, ignore_eos=True)
+        outs, expected = (each.generate(token_prompts(10), params) for each in (packed, plain))
+        assert [out.logprobs for out in outs] == [out.logprobs for out in expected]
+
+
+@needs_int8
+def test_a_quantized_model_is_another_one_and_says_so(folders):
+    quantized = LLM(folders["target"], policy="off", dtype="bfloat16", device="cpu", quantize="int8")
+    plain = LLM(folders["target"], policy="off", dtype="bfloat16", device="cpu")
+    assert quantized.weights == quantized.with_policy("off", max_batch=2).weights == "int8"
+    params = SamplingParams(max_tokens=1, logprobs=5, ignore_eos=True)
+    outs, others = (each.generate(token_prompts(8), params) for each in (quantized, plain))
+    pairs = [(out.logprobs[0].logprob, other.logprobs[0].logprob) for out, other in zip(outs, others, strict=True)]
+    assert all(one != other for one, other in pairs)
+    assert all(abs(one - other) < 1.5 for one, other in pairs)
 
 
 def test_twins_share_models_but_not_requests(llm):

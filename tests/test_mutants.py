@@ -193,6 +193,41 @@ MUTANTS = [
         "off = math.log(seconds / expected)",
         "tests/leader/test_cost.py",
     ),
+    Mutant(
+        "a layer is given the part of another input",
+        "models/sharing.py",
+        "if held is None or held[0] is not x:",
+        "if held is None:",
+        "tests/models/test_sharing.py",
+    ),
+    Mutant(
+        "layers are one although their input is changed between them",
+        "models/sharing.py",
+        " and torch.equal(content, now)",
+        "",
+        "tests/models/test_sharing.py",
+    ),
+    Mutant(
+        "zero is off by one in rows of int8",
+        "models/products.py",
+        ".add_(ZERO + 0.5)",
+        ".add_(ZERO + 1.5)",
+        "tests/models/test_products.py",
+    ),
+    Mutant(
+        "rows of int8 have the scale of their batch",
+        "models/products.py",
+        "x.abs().amax(dim=-1, keepdim=True)",
+        "x.abs().amax().expand(*x.shape[:-1], 1)",
+        "tests/models/test_products.py",
+    ),
+    Mutant(
+        "old weights are held while new ones are made",
+        "models/packing.py",
+        "    for group in groups:\n        layers: list[Any] = [",
+        "    every = dict(module.named_modules())\n    for group in groups:\n        layers: list[Any] = [",
+        "tests/models/test_packing.py::test_two_copies_are_never_held",
+    ),
 ]
 
 

@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from bozza import LLM, SamplingParams
+from bozza import LLM, ConfigError, SamplingParams
 from bozza.cli import options
+from products import needs_int8
 
 
 def test_generate_streams_text_and_reports_what_it_took(bozza, folders):
@@ -264,6 +265,10 @@ def test_models_are_listed_and_pulled(bozza, smollm2, folders):
         (["generate", "x", "--model", "/no/such"], "no model '/no/such'"),
         (["generate", "x", "--device", "tpu9"], "use auto, cpu"),
         (["generate", "x", "--dtype", "int3"], "dtype 'int3'"),
+        (["generate", "x", "--quantize", "int3"], "quantize 'int3': use int8, or leave it out"),
+        (["generate", "x", "--quantize", "int8"], "quantize int8"),  # it has float32, or the processor no int8
+        (["generate", "x", "--threads", "0"], "--threads 0: use 1 to 1024, or leave it out"),
+        (["generate", "x", "--threads", "2000"], "--threads 2000: use 1 to 1024"),
         (["generate", ""], "prompt is empty"),
         (["chat", "--json"], "give it as an argument"),
         (["bench", "--prompts", "/no/such.jsonl"], "there is no such file"),
@@ -320,6 +325,51 @@ def test_a_name_that_is_set_twice_is_refused(bozza, folders):
     assert "bad_words" in err
 
 
+@pytest.fixture
+def asked(monkeypatch):
+    """How models were to be loaded, which does not happen, and with how many threads."""
+    loads, threads = [], []
+
+    def stop(*_, **options):
+        loads.append(options)
+        raise ConfigError("that was all")
+
+    monkeypatch.setattr("bozza.LLM", stop)
+    monkeypatch.setattr("bozza.threads.use_threads", threads.append)
+    return loads, threads
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "bench", "trace", "tune", "verify"])
+def test_every_command_knows_on_what_to_compute(bozza, asked, tmp_path, command):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "ab"}\n')
+    first = {"generate": ["x"], "chat": ["x"], "verify": []}.get(command, ["--prompts", prompts])
+    if command == "trace":
+        first += ["--out", tmp_path / "out.jsonl", "--draft", "ngram"]
+    loads, threads = asked
+    flags = ("--quantize", "int8", "--threads", 3, "--dtype", "bfloat16", "--device", "cpu")
+    for given in (flags, ()):
+        code, _, err = bozza(command, *first, "--model", "m", *given)
+        assert (code, err.strip()) == (2, "error: that was all")
+    chosen = [tuple(options[name] for name in ("quantize", "dtype", "device")) for options in loads]
+    assert chosen == [("int8", "bfloat16", "cpu"), (None, "auto", "auto")]
+    assert threads == [3, None]
+
+
+@needs_int8
+def test_a_quantized_model_is_held_to_its_own_words(bozza, folders):
+    on = ("--dtype", "bfloat16", "--device", "cpu", "--quantize", "int8")
+    args = ("generate", "abab", "-m", folders["target"], "-n", 24, "--ignore-eos", "--json", *on)
+    llm = LLM(folders["target"], policy="off", dtype="bfloat16", device="cpu", quantize="int8")
+    expected = llm.generate("abab", SamplingParams(max_tokens=24, ignore_eos=True))[0].token_ids
+    for flags in (["--policy", "off"], ["--policy", "fixed", "--draft", f"model:{folders['shallow']}"]):
+        assert json.loads(bozza(*args, *flags)[1])["outputs"][0]["token_ids"] == expected
+    code, out, _ = bozza("verify", "-m", folders["target"], "-n", 12, "--samples", 200, "-d", "ngram", *on, "--json")
+    document = json.loads(out)
+    assert (code, document["ok"]) == (0, True), document["checks"]
+    assert document["environment"]["weights"] == "int8"
+
+
 def test_unknown_options_are_refused(bozza):
     code, _, err = bozza("generate", "x", "--drafts", "ngram")
     assert code == 2
@@ -331,7 +381,7 @@ def test_report_122_help_names_every_option(bozza):
     for flag in (
         "--model", "--draft", "--policy", "--max-tokens", "--temperature", "--top-p", "--top-k", "--seed", "--dtype",
         "--device", "--batch", "--json", "--set", "--stop", "--json-schema", "--regex", "--grammar", "--rule",
-        "--show", "--trace",
+        "--show", "--trace", "--quantize", "--threads",
     ):  # fmt: skip
         assert flag in out
 

@@ -1,9 +1,12 @@
 import pytest
 import torch
 
-from bozza import LLM, ModelError, SamplingParams
-from bozza.models.loading import Loaded, end_ids, load, parse_device, resolve
+from bozza import LLM, ConfigError, ModelError, SamplingParams
+from bozza.models import packing
+from bozza.models.loading import Loaded, end_ids, load, load_packed, parse_device, resolve
+from bozza.models.products import packing_works
 from bozza.models.vocabulary import vocabularies
+from products import needs_int8, needs_packing
 from tiny import tiny
 
 
@@ -48,6 +51,46 @@ def test_dtypes_and_devices(folders):
     assert load(folders["target"]).model.dtype == torch.float32
     assert load(folders["target"], "bfloat16", "cpu").model.dtype == torch.bfloat16
     assert parse_device("auto").type in ("cpu", "cuda")
+
+
+def kinds(model):
+    return {type(each).__name__ for each in model.modules()} & {"Linear", "PackedLinear"}
+
+
+def test_a_model_is_loaded_as_it_is_unless_it_is_to_be_packed(folders):
+    loaded = load(folders["target"], "bfloat16", "cpu")
+    assert (loaded.weights, kinds(loaded.model)) == ("plain", {"Linear"})
+    full = load_packed(folders["target"], "auto", "cpu", None)  # float32, as the folder has it
+    assert (full.weights, kinds(full.model)) == ("plain", {"Linear"})
+    packed = load_packed(folders["target"], "bfloat16", "cpu", None)
+    assert packed.weights == ("packed" if packing_works() else "plain")
+    assert (packed.path, type(packed.tokenizer)) == (loaded.path, type(loaded.tokenizer))
+
+
+@needs_packing
+@needs_int8
+def test_weights_say_what_became_of_a_model(folders):
+    for quantize, weights in ((None, "packed"), ("int8", "int8")):
+        loaded = load_packed(folders["target"], "bfloat16", "cpu", quantize)
+        assert (loaded.weights, kinds(loaded.model)) == (weights, {"PackedLinear"})
+        assert not loaded.model.training
+
+
+@pytest.mark.parametrize(
+    ("quantize", "device", "error", "says"),
+    [
+        ("int4", "cpu", ConfigError, "quantize 'int4': use int8, or leave it out"),
+        ("int8", "cpu", ModelError, "VNNI or AMX"),
+        ("int8", "meta", ModelError, "for CPUs"),
+        ("int8", "gpu", ConfigError, "device 'gpu'"),
+    ],
+)
+def test_wrong_quantization_is_refused_before_a_model_is_looked_for(monkeypatch, quantize, device, error, says):
+    monkeypatch.setattr(packing, "int8_works", lambda: False)
+    with pytest.raises(error) as caught:
+        load_packed("/no/such", "auto", device, quantize)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("config", "expected"), [(None, set()), (2, {2}), ([2, 7], {2, 7})])

@@ -15,6 +15,7 @@ import pytest
 from bozza import LLM
 from bozza.study import profiles
 from bozza.study.profiles import Setting, costs_folder, load, path_of, save
+from products import needs_int8
 
 SETTING = Setting(
     processor="A chip",
@@ -179,12 +180,27 @@ def test_the_setting_of_an_llm(target: Any, folders: dict[str, Path]) -> None:
     setting = profiles.setting_of(llm)
     assert setting.drafters == (f"model:{folders['shallow']},k=2",)
     assert (setting.device, setting.dtype, setting.rule, setting.invariant) == ("cpu", "float32", "coupled", False)
+    assert setting.weights == "plain"
     assert "llama" in setting.model
     assert setting.processor
     assert setting == profiles.setting_of(llm.with_policy("fixed", draft[::-1], max_batch=2))
     assert setting != profiles.setting_of(llm.with_policy("fixed", [f"model:{folders['shallow']},k=3"]))
     assert profiles.setting_of(llm.with_policy("off")).drafters == ()
     assert profiles.setting_of(llm.with_policy("off", rule="block")).rule == "block"
+
+
+@needs_int8
+def test_costs_of_quantized_weights_are_kept_apart(folders: dict[str, Path], tmp_path: Path) -> None:
+    packed, quantized = (
+        LLM(folders["target"], policy="off", dtype="bfloat16", device="cpu", quantize=quantize)
+        for quantize in (None, "int8")
+    )
+    settings = [profiles.setting_of(llm) for llm in (packed, quantized)]
+    assert [setting.weights for setting in settings] == [packed.weights, "int8"]
+    assert replace(settings[0], weights="int8") == settings[1]
+    save(settings[0], COSTS, tmp_path)
+    assert load(settings[0], tmp_path).costs == COSTS
+    assert load(settings[1], tmp_path).costs is None
 
 
 def test_it_imports_no_torch() -> None:

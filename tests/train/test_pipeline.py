@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 import bozza
 from bozza import LLM, SamplingParams
 from bozza.errors import ConfigError
+from bozza.models.products import packing_works
+from bozza.models.sharing import PackedLinear
 from bozza.train import data as data_module
 from bozza.train import pipeline
 from bozza.train.loop import Agreement, Recipe
@@ -145,6 +147,27 @@ def test_a_small_model_drafts_for_its_target_and_changes_nothing(folder: Path, t
     assert card["trained_vocabulary"]["covers"] == 1.0
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["num_hidden_layers"], config["dtype"]) == (2, "bfloat16")
+
+
+def test_a_target_is_learned_from_as_it_is_and_its_packed_twin_writes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers: list[LLM] = []
+    said = pipeline.Synthesis.__init__
+
+    def noting(self: Any, llm: LLM, *arguments: Any) -> None:
+        writers.append(llm)
+        said(self, llm, *arguments)
+
+    monkeypatch.setattr(pipeline.Synthesis, "__init__", noting)
+    runs = [pipeline.Run(order(folder, tmp_path, tokens=500), Listener()) for _ in "ab"]
+    for run in runs:
+        run.data()
+        assert run.llm.weights == "plain"
+        assert not any(isinstance(each, PackedLinear) for each in run.target.modules())
+    assert writers[0].weights == ("packed" if packing_works() else "plain")
+    assert writers[0] is not runs[0].llm
+    assert writers[1] is runs[1].llm  # with nothing left to write, no model is loaded for it
 
 
 def test_a_folder_is_of_one_run(folder: Path, tmp_path: Path) -> None:

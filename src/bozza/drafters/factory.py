@@ -23,7 +23,7 @@ from bozza.models.head_runner import HeadRunner
 from bozza.models.heads import load_head, shipped_head
 from bozza.models.loading import Loaded, load_packed
 from bozza.models.mtp_files import load_mtp
-from bozza.models.packing import pack_alone
+from bozza.models.packing import QUANTIZED, pack_alone
 from bozza.models.probe import load_runner
 from bozza.models.translation import Translation
 from bozza.models.vocabulary import vocabularies
@@ -107,12 +107,13 @@ class Factory:
 
 
 def load_draft_model(name: str, target: Loaded) -> DraftModel:
-    """A draft model in the target's dtype and on its device, with a translation if it has other tokens.
+    """A draft model in the target's dtype, quantized if that is, on its device; with a translation for other tokens.
 
     Raises:
         ModelError: it cannot be had, or its tokens can neither be used nor translated.
     """
-    draft = load_packed(name, target.model.dtype, target.model.device, None)
+    quantize = target.weights if target.weights in QUANTIZED else None
+    draft = load_packed(name, target.model.dtype, target.model.device, quantize)
     views = vocabularies(name, draft, target)
     return DraftModel(name, load_runner(draft.model), None if views is None else Translation(*views))
 

@@ -80,11 +80,13 @@ class Int8Product:
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Product`."""
-        levels, scale = quantize_rows(x.reshape(-1, x.shape[-1]))
+        if not x.numel():
+            return x.new_empty(*x.shape[:-1], self._shape[0])
+        levels, scale = quantize_rows(x)
         out = self._sums(levels).mul_(scale)
         if self._bias is not None:
             out += self._bias
-        return out.to(x.dtype).view(*x.shape[:-1], out.shape[1])
+        return out.to(x.dtype)
 
     def weight(self) -> Tensor:
         """See `Product`."""
@@ -111,10 +113,11 @@ def quantize_channels(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [n, size] bfloat16 as uint8 [n, size] around ZERO, and the float32 value [n, 1] of a step in each row."""
-    # The largest magnitude by integer comparison: reductions over bfloat16 cost more than the product itself.
-    largest = (x.view(torch.int16) & 0x7FFF).amax(dim=1, keepdim=True).view(x.dtype)
-    scale = largest.float().clamp_min_(torch.finfo(torch.float32).tiny * LEVELS).div_(LEVELS)
+    """Rows [..., size] bfloat16 as uint8 around ZERO, and the float32 value [..., 1] of a step in each row.
+
+    In a row of zeros a step is zero, and the integers mean nothing.
+    """
+    scale = x.abs().amax(dim=-1, keepdim=True).float().div_(LEVELS)
     # Adding a half and cutting off is rounding; by way of int16, since from float to uint8 there is no fast path.
     return x.float().div_(scale).add_(ZERO + 0.5).to(torch.int16).to(torch.uint8), scale
 
