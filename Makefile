@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint types unit fix bench bench-overhead bench-plain bench-bits bench-invariant bench-drafters bench-leader readme clean
+.PHONY: setup demo test lint types unit fix bench bench-overhead bench-plain bench-bits bench-invariant bench-drafters bench-leader bench-speed bench-quality bench-peers readme clean
 
 setup: $(READY)
 
@@ -33,7 +33,7 @@ unit: setup
 	$(BIN)/pytest
 
 # Heavy measurements: run nothing else meanwhile. Results go to benchmarks/results, `make readme` shows them.
-bench: bench-overhead bench-plain bench-bits bench-invariant
+bench: bench-overhead bench-plain bench-bits bench-invariant bench-speed
 	$(BIN)/python examples/demo.py --json benchmarks/results/demo.json
 
 bench-overhead: setup
@@ -55,6 +55,19 @@ bench-drafters: setup
 
 bench-leader: setup
 	$(BIN)/python benchmarks/leader.py --prompts $(PROMPTS)
+
+# MODELS: more than the default model, as aliases or folders.
+bench-speed: setup
+	$(BIN)/python benchmarks/speed.py --models smollm2 $(MODELS)
+
+bench-quality: setup
+	$(BIN)/python benchmarks/quality.py --prompts $(PROMPTS) --models smollm2 $(MODELS)
+
+# Needs MODEL, and for all peers ASSISTANT and GGUF (benchmarks/peers/fetch.py brings them). Takes hours.
+bench-peers: setup
+	$(BIN)/python benchmarks/peers/run.py --setup --model $(MODEL)
+	$(BIN)/python benchmarks/peers/run.py --prompts $(PROMPTS) --model $(MODEL) \
+		$(if $(ASSISTANT),--assistant $(ASSISTANT)) $(if $(GGUF),--gguf $(GGUF)) $(PEERS_OPTIONS)
 
 readme: setup
 	$(BIN)/python benchmarks/readme.py

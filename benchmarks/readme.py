@@ -1,4 +1,4 @@
-"""Write the tables of README.md from the stored results, or check that they agree.
+"""Write the tables of README.md and docs/speed.md from the stored results, or check that they agree.
 
 usage: python benchmarks/readme.py [--check]
 
@@ -11,7 +11,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,47 @@ def leader() -> str:
     return "\n\n".join([*parts, about + footnote(facts)])
 
 
+def quality() -> str:
+    document = load("quality")
+    rows = [
+        [f"{row['model']}, {row['weights']}", f"{row['perplexity']:.2f}", f"{row['agreement']:.1%}", str(row["tokens"])]
+        for row in document["rows"]
+    ]
+    return table(["model", "perplexity", "same likeliest next token", "tokens"], rows)
+
+
+def passes() -> str:
+    rows = []
+    for row in load("speed")["rows"]:
+        limit = f"{row['limit_ms']:.1f}" if "limit_ms" in row else ""
+        cells = [f"{milliseconds:.1f}" for milliseconds in row["pass_ms"].values()]
+        rows.append([f"{row['model']}, {row['side']}", limit, *cells])
+    sizes = load("speed")["rows"][0]["pass_ms"]
+    return table(["", "limit", *(f"n={new}" for new in sizes)], rows)
+
+
+def prefill() -> str:
+    read = [row for row in load("speed")["rows"] if "prefill_tokens_per_s" in row]
+    rows = [
+        [f"{row['model']}, {row['side']}"]
+        + [f"{speed:.0f}" for speed in (*row["prefill_tokens_per_s"].values(), row["products_alone_tokens_per_s"])]
+        for row in read
+    ]
+    return table(["", *read[0]["prefill_tokens_per_s"], "products alone"], rows)
+
+
+def peers() -> str:
+    document = load("peers")
+    speeds = {(row["contestant"], row["group"]): row for row in document["rows"]}
+    groups = list(dict.fromkeys(row["group"] for row in document["rows"]))
+    rows = []
+    for name in dict.fromkeys(row["contestant"] for row in document["rows"]):
+        cells = [f"{speeds[name, g]['tokens_per_s']:.1f}" if (name, g) in speeds else "" for g in groups]
+        rows.append([f"**{name}**" if name.startswith("bozza") else name, *cells])
+    about = f"{document['environment']['tokens']} tokens of each output. " + footnote(document["environment"])
+    return table(["", *(group.replace("_", " ") for group in groups)], rows) + "\n\n" + about
+
+
 def footnote(facts: dict[str, Any]) -> str:
     return (
         f"{facts['model']}, {facts['dtype']}, {facts['threads']} threads of an {facts['processor']}, "
@@ -139,20 +180,27 @@ def footnote(facts: dict[str, Any]) -> str:
     )
 
 
+SHOWN: dict[str, Sequence[Callable[[], str]]] = {
+    "README.md": (demo, leader, drafters, plain, overhead),
+    "docs/speed.md": (quality, passes, prefill, peers),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="exit 1 when README.md is stale")
     options = parser.parse_args()
-    file = ROOT / "README.md"
-    text = written = file.read_text(encoding="utf-8")
-    for make in (demo, leader, drafters, plain, overhead):
-        block = re.compile(rf"(<!-- {make.__name__} -->\n).*?(<!-- end -->)", re.DOTALL)
-        written, found = block.subn(lambda match, make=make: f"{match[1]}{make()}\n{match[2]}", written)
-        if not found:
-            sys.exit(f"README.md has no <!-- {make.__name__} --> block")
-    if options.check and written != text:
-        sys.exit("README.md does not show the stored results: run make readme")
-    file.write_text(written, encoding="utf-8")
+    for name, tables in SHOWN.items():
+        file = ROOT / name
+        text = written = file.read_text(encoding="utf-8")
+        for make in tables:
+            block = re.compile(rf"(<!-- {make.__name__} -->\n).*?(<!-- end -->)", re.DOTALL)
+            written, found = block.subn(lambda match, make=make: f"{match[1]}{make()}\n{match[2]}", written)
+            if not found:
+                sys.exit(f"{name} has no <!-- {make.__name__} --> block")
+        if options.check and written != text:
+            sys.exit(f"{name} does not show the stored results: run make readme")
+        file.write_text(written, encoding="utf-8")
 
 
 if __name__ == "__main__":

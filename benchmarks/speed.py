@@ -4,9 +4,9 @@ usage: python benchmarks/speed.py [--models NAME ...] [--rounds N] [--out FILE]
 
 For each model: transformers' own forward pass with its cache, Bozza's in bfloat16 and in int8, over 1 to 32 new tokens
 after 256, in turns in one process, medians. The limit is what must be read in a pass (all weights but the embedding,
-and the keys and values) over the speed at which this machine reads memory, measured between the passes. Then prompts of 2,048
-tokens, read in chunks of several sizes, in turns; beside it the matrix products of the best chunk alone. The last line
-of standard output is the result as JSON.
+and the keys and values) over the speed at which this machine reads memory, measured between the passes. Then prompts
+of 2,048 tokens, read in chunks of several sizes, in turns; beside it the matrix products of the best chunk alone. The
+last line of standard output is the result as JSON.
 """
 
 from __future__ import annotations
@@ -33,11 +33,9 @@ from bozza.models.runner import Row
 from bozza.models.sharing import PackedLinear
 from bozza.threads import use_threads
 
+GIGABYTE = 1_000_000_000
 CACHED, SIZES = 256, (1, 2, 4, 8, 16, 32)
 PROMPT, CHUNKS = 2048, (128, 256, 512, 1024, 2048)
-
-
-GIGABYTE = 1_000_000_000
 
 
 def timed(call: Callable[[], Any]) -> float:
@@ -45,6 +43,12 @@ def timed(call: Callable[[], Any]) -> float:
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
+
+
+def memory() -> Callable[[int], float]:
+    """Seconds of reading a gigabyte, which no cache holds."""
+    data = torch.ones(GIGABYTE // 8, dtype=torch.int64)
+    return lambda new: timed(data.sum)
 
 
 def ours(llm: LLM, ids: Sequence[int]) -> Callable[[int], float]:
@@ -144,11 +148,10 @@ def measure(name: str, rounds: int) -> list[dict[str, Any]]:
     plain = load(name).model
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(5, llms["Bozza bfloat16"].runner.vocab_size, (PROMPT,), generator=draw).tolist()
-    data = torch.ones(GIGABYTE // 8, dtype=torch.int64)  # no cache holds it
-    sides: dict[str, Callable[[int], float]] = {"reading a gigabyte": lambda new: timed(data.sum)}
+    sides: dict[str, Callable[[int], float]] = {"reading a gigabyte": memory()}
     sides |= {"transformers bfloat16": theirs(plain, ids)} | {side: ours(llm, ids) for side, llm in llms.items()}
     found = passes(sides, rounds)
-    del plain, data
+    del plain
     speed = 1e3 * GIGABYTE / statistics.median(found["reading a gigabyte"].values())
     rows = []
     for side, milliseconds in found.items():

@@ -157,27 +157,23 @@ def test_int8_that_cannot_be_had_is_refused_in_one_line(folders, monkeypatch, wo
     assert "\n" not in str(caught.value)
 
 
-DRAFTS = ["ngram:k=3", "recycling:k=4", "eagle:{head},k=4", "mtp:{modules},k=2", "model:{shallow},k=3"]
-
-
-@pytest.fixture(scope="module", params=[None, pytest.param("int8", marks=needs_int8)])
-def lowered(request, folders):
-    """In bfloat16, with drafters of many kinds."""
-    draft = [text.format_map(folders) for text in DRAFTS]
-    options = {"dtype": "bfloat16", "device": "cpu", "quantize": request.param, "invariant": True}
-    return LLM(folders["target"], policy="fixed", draft=draft, **options)
+MANY = ["ngram:k=3", "recycling:k=4", "eagle:{head},k=6,width=3", "mtp:{modules},k=4,width=2", "model:{shallow},k=3"]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_packed_and_quantized_models_say_the_same_with_drafts(lowered, temperature):
+@pytest.mark.parametrize(("drafts", "invariant"), [(MANY, False), (MANY[-1:], True)])
+@pytest.mark.parametrize("quantize", [None, pytest.param("int8", marks=needs_int8)])
+def test_packed_and_quantized_models_say_the_same_with_drafts(folders, quantize, drafts, invariant, temperature):
+    options = {"dtype": "bfloat16", "device": "cpu", "quantize": quantize, "invariant": invariant}
+    llm = LLM(folders["target"], policy="fixed", draft=[text.format_map(folders) for text in drafts], **options)
     params = SamplingParams(max_tokens=30, temperature=temperature, seed=3, logprobs=2, ignore_eos=True)
     prompts = token_prompts(10)
-    alone = [lowered.with_policy("off").generate([prompt], params)[0] for prompt in prompts]
-    outs = lowered.generate(prompts, params)
+    alone = [llm.with_policy("off").generate([prompt], params)[0] for prompt in prompts]
+    outs = llm.generate(prompts, params)
     assert [out.token_ids for out in outs] == [out.token_ids for out in alone]
     assert [out.logprobs for out in outs] == [out.logprobs for out in alone]
     assert sum(out.stats.accepted.get("model", 0) for out in outs) > 5
-    assert set(outs[0].stats.draft_seconds) == {text.partition(":")[0] for text in DRAFTS}
+    assert set(outs[0].stats.draft_seconds) == {text.partition(":")[0] for text in drafts}
 
 
 @needs_packing

@@ -248,7 +248,7 @@ def test_a_quantized_model_computes_with_the_weights_that_it_tells(architecture:
         for name in plain_linears(was):
             old, new = was.get_submodule(name).weight, model.get_submodule(name).weight
             steps = old.float().abs().amax(dim=1, keepdim=True) / 127
-            assert float(((old.float() - new.float()).abs() / steps).max()) < 0.8  # half a step, and bfloat16
+            assert bool(((old.float() - new.float()).abs() <= steps).all())  # half a step, and half of bfloat16
             assert not torch.equal(old, new)
 
 

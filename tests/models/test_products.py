@@ -160,6 +160,8 @@ def test_int8_rows_have_the_same_bits_whatever_shares_the_pass(out: int, width: 
     assert torch.equal(product(x.flip(0)), alone.flip(0))
     assert torch.equal(product(x.view(2, 20, width)), alone.view(2, 20, out))
     assert torch.equal(product(x.T.contiguous().T), alone)
+    assert torch.equal(product(x.view(2, 20, width).transpose(0, 1)), alone.view(2, 20, out).transpose(0, 1))
+    assert torch.equal(product(x[7]), alone[7])
 
 
 @needs_int8
