@@ -87,4 +87,4 @@ def test_a_slot_is_clean_for_its_next_request():
 def test_padded_lengths_cover_and_are_few():
     lengths = {padded_length(n) for n in range(1, 2049)}
     assert all(padded_length(n) >= n for n in range(1, 2049))
-    assert lengths == {128, 256, 512, 1024, 1536, 2048}
+    assert lengths == {128, 256, 384, 512, 1024, 1536, 2048}

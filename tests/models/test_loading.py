@@ -2,12 +2,15 @@ import pytest
 import torch
 
 from bozza import LLM, ConfigError, ModelError, SamplingParams
+from bozza.drafters.factory import Factory
+from bozza.drafters.spec import parse_spec
 from bozza.models import packing
 from bozza.models.loading import Loaded, end_ids, load, load_packed, parse_device, resolve
-from bozza.models.products import packing_works
+from bozza.models.products import Int8Product, PackedProduct, packing_works
+from bozza.models.sharing import PackedLinear
 from bozza.models.vocabulary import vocabularies
 from products import needs_int8, needs_packing
-from tiny import tiny
+from tiny import VOCAB, tiny
 
 
 @pytest.mark.parametrize(
@@ -74,6 +77,20 @@ def test_weights_say_what_became_of_a_model(folders):
         loaded = load_packed(folders["target"], "bfloat16", "cpu", quantize)
         assert (loaded.weights, kinds(loaded.model)) == (weights, {"PackedLinear"})
         assert not loaded.model.training
+
+
+@needs_packing
+@needs_int8
+@pytest.mark.parametrize(("quantize", "kind"), [(None, PackedProduct), ("int8", Int8Product)])
+def test_draft_models_are_what_the_target_is_and_heads_are_packed(folders, quantize, kind):
+    target = load_packed(folders["target"], "bfloat16", "cpu", quantize)
+    factory = Factory(target, VOCAB)
+    factory.load([parse_spec(f"model:{folders['shallow']}"), parse_spec(f"eagle:{folders['head']}")])
+    model, head = factory._loaded.values()
+    for module, expected in ((model.runner._model, kind), (head.head, PackedProduct)):
+        assert kinds(module) == {"PackedLinear"}
+        packed = [each for each in module.modules() if isinstance(each, PackedLinear)]
+        assert {type(each._shared.product) for each in packed} == {expected}
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ from torch import Tensor
 
 
 def padded_length(tokens: int) -> int:
-    """How many keys attention works through for a token that sees `tokens` of them: 128, 256, then multiples of 512.
+    """How many keys attention works through for a token that sees `tokens`: multiples of 128 up to 512, then of 512.
 
     Blocks of 512 keys are what the fused CPU kernel works in; shorter ones save time where there is little to see.
     """
-    return 128 if tokens <= 128 else 256 if tokens <= 256 else -(-tokens // 512) * 512
+    block = 128 if tokens <= 512 else 512
+    return -(-tokens // block) * block
 
 
 class KVStore:
