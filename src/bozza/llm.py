@@ -18,12 +18,12 @@ from bozza.drafters.history import check_sharing, open_sharing
 from bozza.drafters.spec import PAID, DraftSpec, check_drafting, drafter_names, parse_spec
 from bozza.engine import Engine
 from bozza.engine.scheduler import check_limits
-from bozza.errors import ConfigError, ModelError, PromptError
+from bozza.errors import ConfigError, PromptError
 from bozza.exactness import Difference, first_difference
 from bozza.intake import Intake, Message, sample_seed
 from bozza.leader import Adaptive, CostModel, Fixed, Leader, Off
 from bozza.models.identity import identity
-from bozza.models.loading import Loaded, end_ids, load_packed
+from bozza.models.loading import end_ids, load_target
 from bozza.models.packing import check_quantize
 from bozza.models.probe import load_runner
 from bozza.models.runner import RaggedRunner
@@ -121,7 +121,7 @@ class LLM:
         check_limits(max_batch, token_budget)
         check_sharing(shared_history, specs)
         check_quantize(quantize)
-        loaded = _load_target(model, tokenizer, dtype, device, quantize)
+        loaded = load_target(model, tokenizer, dtype, device, quantize)
         self.tokenizer = loaded.tokenizer
         self.model_path = loaded.path
         self.runner = load_runner(loaded.model, invariant)
@@ -381,24 +381,6 @@ class LLM:
             None if request.params.prompt_logprobs is None else request.prompt_logprobs,
             None if request.constraint is None else request.constraint.failure,
         )
-
-
-def _load_target(
-    model: Any, tokenizer: Any, dtype: str | torch.dtype, device: str | torch.device, quantize: str | None
-) -> Loaded:
-    if isinstance(model, (str, Path)):
-        if tokenizer is not None:
-            raise ConfigError("a tokenizer comes with a named model: drop tokenizer=, or give the loaded model")
-        loaded = load_packed(model, dtype, device, quantize)
-        if loaded.tokenizer is None:
-            raise ModelError(f"{model} has no tokenizer beside it: save one there, or give a loaded model")
-        return loaded
-    if dtype != "auto" or device != "auto" or quantize is not None:
-        raise ConfigError(
-            "a loaded model stays as it is: drop dtype=, device= and quantize=, or name the model instead of loading it"
-        )
-    path = Path(getattr(model, "name_or_path", None) or "")
-    return Loaded(model, tokenizer, path if (path / "config.json").exists() else None)
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:

@@ -291,3 +291,34 @@ def test_int8_stands_between_products_in_bfloat16_only(dtype: torch.dtype) -> No
         pack_model(model, "int8")
     assert "\n" not in str(caught.value)
     assert len(plain_linears(model)) == 22
+
+
+def test_packed_weights_are_not_lost_by_saving(anywhere: None, tmp_path: Any) -> None:
+    model = bfloat16()
+    pack_model(model)
+    with pytest.raises(ModelError, match="cannot be saved"):
+        model.save_pretrained(tmp_path / "copy")
+
+
+def test_a_layer_with_two_names_is_packed_once_for_both(anywhere: None) -> None:
+    model = bfloat16()
+    first, second = model.model.layers[0].mlp, model.model.layers[1].mlp
+    second.down_proj = first.down_proj
+    before = logits(model)
+    pack_model(model)
+    assert plain_linears(model) == []
+    assert second.down_proj is first.down_proj
+    assert equal(logits(model), before)
+
+
+def test_a_model_that_cannot_run_is_packed_without_being_watched(anywhere: None) -> None:
+    model = bfloat16()
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("not like this")
+
+    hook = model.register_forward_pre_hook(refuse)
+    assert pack_model(model) == "packed"
+    hook.remove()
+    assert plain_linears(model) == []
+    assert all(len(each._shared._sizes) == 1 for each in model.modules() if isinstance(each, PackedLinear))

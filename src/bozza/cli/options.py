@@ -172,7 +172,7 @@ def load_llm(
     history: bool | Path = False,
     trace: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Any:
-    """The LLM that the flags describe. Wrong flags fail before torch is imported and a model is read."""
+    """The LLM that the flags describe. Wrong drafters and sizes fail before torch is imported and a model is read."""
     from bozza.drafters.history import check_sharing
     from bozza.drafters.spec import check_drafting
     from bozza.threads import use_threads

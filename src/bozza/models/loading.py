@@ -96,6 +96,30 @@ def load_packed(name: str | Path, dtype: str | torch.dtype, device: str | torch.
     return replace(loaded, weights=pack_model(loaded.model, quantize))
 
 
+def load_target(
+    model: Any, tokenizer: Any, dtype: str | torch.dtype, device: str | torch.device, quantize: str | None
+) -> Loaded:
+    """A model by name, packed, or one that is loaded already, as it is.
+
+    Raises:
+        ConfigError: an option would have no effect.
+        ModelError: as for `load_packed`, or a named model has no tokenizer.
+    """
+    if isinstance(model, (str, Path)):
+        if tokenizer is not None:
+            raise ConfigError("a tokenizer comes with a named model: drop tokenizer=, or give the loaded model")
+        loaded = load_packed(model, dtype, device, quantize)
+        if loaded.tokenizer is None:
+            raise ModelError(f"{model} has no tokenizer beside it: save one there, or give a loaded model")
+        return loaded
+    if dtype != "auto" or device != "auto" or quantize is not None:
+        raise ConfigError(
+            "a loaded model stays as it is: drop dtype=, device= and quantize=, or name the model instead of loading it"
+        )
+    path = Path(getattr(model, "name_or_path", None) or "")
+    return Loaded(model, tokenizer, path if (path / "config.json").exists() else None)
+
+
 def _tokenizer(path: Path) -> Any:
     if not any((path / file).exists() for file in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
         return None

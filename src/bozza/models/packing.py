@@ -56,7 +56,11 @@ def pack_model(model: Any, quantize: str | None = None) -> str:
     names = linears(model, 0.5 if quantize else 1.0)
     if not names or (quantize is None and not packing_works()):
         return "plain"
-    pack(model, seen_together(model, names), Int8Product if quantize else PackedProduct)
+    try:
+        groups = seen_together(model, names)
+    except Exception:  # of unknown modelling code; the probe will say what is wrong with it
+        groups = [[name] for name in names]
+    pack(model, groups, Int8Product if quantize else PackedProduct)
     return quantize or "packed"
 
 
@@ -86,11 +90,18 @@ def linears(module: nn.Module, size: float = 1.0) -> list[str]:
 
 def pack(module: nn.Module, groups: Sequence[Sequence[str]], kind: type[PackedProduct] | type[Int8Product]) -> None:
     """Replace each group of layers, which share an input, by parts of one product."""
+    aliases: dict[Any, list[str]] = {}
+    for name, each in module.named_modules(remove_duplicate=False):
+        aliases.setdefault(each, []).append(name)
+    also = {names[0]: names for names in aliases.values()}
+    del aliases
     for group in groups:
         layers: list[Any] = [module.get_submodule(name) for name in group]
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
         product = kind([layer.weight for layer in layers], torch.cat(biases) if biases else None)
         shared = Shared(product, [layer.out_features for layer in layers])
         for index, (name, layer) in enumerate(zip(group, layers, strict=True)):
-            module.set_submodule(name, PackedLinear(shared, index, layer))
+            packed = PackedLinear(shared, index, layer)
+            for each_name in also[name]:
+                module.set_submodule(each_name, packed)
         del layers, layer

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bozza.errors import ModelError
 from bozza.models.products import Product
 
 
@@ -29,7 +30,7 @@ class Shared:
         if len(self._sizes) == 1:
             return self.product(x)
         held = self._held
-        if held is None or held[0] is not x:  # held by reference, so no other tensor can be taken for it
+        if index == 0 or held is None or held[0] is not x:  # by reference, so no other tensor can be taken for it
             held = self._held = (x, torch.split(self.product(x), self._sizes, dim=-1))
         if index == len(self._sizes) - 1:
             self._held = None
@@ -46,12 +47,12 @@ class PackedLinear(nn.Module):
     def __init__(self, shared: Shared, index: int, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
         self._shared, self._index = shared, index
-        self._biased = linear.bias is not None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        return self._shared.part(self._index, x)
+        return self._shared.part(self._index, input)
 
     @property
     def weight(self) -> Tensor:
@@ -60,7 +61,10 @@ class PackedLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """As of `Linear`."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self._biased}"
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        raise ModelError("packed weights cannot be saved: load the model with transformers to write it anew")
 
 
 @torch.inference_mode()
@@ -74,7 +78,7 @@ def seen_together(model: Any, names: Sequence[str]) -> list[list[str]]:
     layers = {name: model.get_submodule(name) for name in names}
     hooks = [layer.register_forward_pre_hook(noting(name, layer)) for name, layer in layers.items()]
     try:
-        model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
+        model(input_ids=torch.arange(1, 9)[None], use_cache=False)  # not all of them can be padding, which may be zeros
     finally:
         for hook in hooks:
             hook.remove()
