@@ -196,8 +196,8 @@ MUTANTS = [
     Mutant(
         "a layer is given the part of another input",
         "models/sharing.py",
-        "if held is None or held[0] is not x:",
-        "if held is None:",
+        "if index == 0 or held is None or held[0] is not x:",
+        "if index == 0 or held is None:",
         "tests/models/test_sharing.py",
     ),
     Mutant(
