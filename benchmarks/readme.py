@@ -181,7 +181,7 @@ def footnote(facts: dict[str, Any]) -> str:
 
 
 SHOWN: dict[str, Sequence[Callable[[], str]]] = {
-    "README.md": (demo, leader, drafters, plain, overhead),
+    "README.md": (demo, passes, leader, drafters, plain, overhead),
     "docs/speed.md": (quality, passes, prefill, peers),
 }
 

@@ -44,7 +44,7 @@ def measure(batch: int, context: int, steps: int) -> tuple[list[float], dict[str
     made = texts(batch, context, steps, random.Random(0))
     room = max(map(len, made)) + 1
     # Steps take no time here, so what they cost is not learned.
-    drafting = Drafting(Options(clock="steps"), Limits(16, room, 1 << 30), time.monotonic)
+    drafting = Drafting(Options(clock="steps"), Limits(16, room, 1 << 30, 30_000), time.monotonic)
     table = np.zeros((batch, room), dtype=np.int32)
     lengths = np.full(batch, context, dtype=np.int32)
     for row, text in enumerate(made):

@@ -9,13 +9,14 @@ speculation. Where one differs, the place is shown with how much the plain model
 flips near-ties, nothing else may differ.
 
 Needs about 8 GB of disk, and 100-200 s to start each server. Run nothing else meanwhile. Each finished run is kept in
-FOLDER: started again, the script goes on where it stopped.
+FOLDER: started again, the script goes on where it stopped, unless prompts, lengths or the measured code have changed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import platform
@@ -137,10 +138,34 @@ def metrics(url: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in kept if "_created" not in name}
 
 
+def measured(given: argparse.Namespace, contestant: str) -> str:
+    """Says what a contestant's runs were made with: they are of no use beside runs made with something else."""
+    spec, options = given.table[contestant]
+    parts = [VLLM, spec, options, given.prompts.read_text(encoding="utf-8"), given.tokens, given.limit]
+    if spec is not None and spec["method"] == "custom_class":
+        files = sorted(path for folder in (SOURCE / "bozza", *given.path) for path in folder.rglob("*.py"))
+        parts += [path.read_text(encoding="utf-8") for path in files]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def forget(folder: Path, contestant: str, mark: str) -> None:
+    """Remove runs of a contestant that were made with something else."""
+    made_with = folder / f"{contestant}.mark"
+    if made_with.exists() and made_with.read_text() == mark:
+        return
+    stale = list(folder.glob(f"{contestant}-[0-9]*.json"))
+    if contestant == "plain":
+        stale += folder.glob("reference*.json")
+    for file in stale:
+        file.unlink()
+    made_with.write_text(mark)
+
+
 def measure(given: argparse.Namespace, model: str, contestant: str, turn: int) -> None:
     """Serve a model with a contestant and send all prompts; what is there already is left out."""
     folder = given.folder / Path(model).name
     folder.mkdir(parents=True, exist_ok=True)
+    forget(folder, contestant, measured(given, contestant))
     wanted = {f"{contestant}-{at_once}-{turn}": at_once for at_once in given.at_once}
     if contestant == "plain" and turn == 0:
         wanted["reference"] = 1

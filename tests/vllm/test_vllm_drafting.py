@@ -16,7 +16,7 @@ from bozza.vllm.drafting import Counts, Drafting, Limits
 from bozza.vllm.options import Options
 from bozza.vllm.rows import PATIENCE
 
-LIMITS = Limits(drafted=16, context=512, budget=2048)
+LIMITS = Limits(drafted=16, context=512, budget=2048, vocabulary=20_000)
 FIXED = Options(policy="fixed")
 
 
@@ -163,6 +163,18 @@ def test_the_drafts_of_all_requests_fit_into_a_pass() -> None:
         told = fake.step()
         assert sum(1 + len(draft) for draft in told.values()) <= 40
     assert drafted(fake.calls, "r0") > 0
+
+
+@pytest.mark.parametrize("strange", [-1, 20_000])
+@pytest.mark.parametrize("draft", ["suffix", "ngram"])
+def test_no_draft_holds_a_number_that_is_no_token(strange: int, draft: str) -> None:
+    fake, _ = engine(Options(policy="fixed", draft=(draft,)))
+    passage = [*prose(12, 100), strange, strange, *prose(12, 300)]
+    fake.add(Job("a", passage, [*prose(12, 100), *prose(12, 300)]))
+    fake.run()
+    told = [token for call in fake.calls for token in call["a"]]
+    assert strange not in told
+    assert {111, 311} <= set(told)  # what stands before and after it is copied
 
 
 def test_requests_that_are_gone_are_forgotten() -> None:

@@ -55,6 +55,7 @@ def test_metrics_are_served() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     server, _ = serve(port)
+    assert serve(port)[0] is server  # an engine after this one, in the same process
     Metrics().show(counts(1))
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         assert b"bozza_steps_total" in answer.read()

@@ -15,7 +15,8 @@ from fake_engine import FakeEngine, Job, copying, drafted, prose
 
 import bozza.vllm
 from bozza.errors import ConfigError
-from bozza.vllm.options import VARIABLE
+from bozza.vllm.options import VARIABLE, Options
+from bozza.vllm.proposer import of_replica
 
 
 @pytest.fixture(autouse=True)
@@ -31,18 +32,27 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
     monkeypatch.setitem(sys.modules, "vllm", module)
 
 
-def config(rank: int = 0, tensor: int = 1, pipeline: int = 1, backend: str | None = None) -> Any:
+def config(
+    rank: int = 0,
+    tensor: int = 1,
+    pipeline: int = 1,
+    backend: str | type | None = None,
+    replica: int = 0,
+    scheduled: int | None = 2048,
+    drafted: int = 6,
+) -> Any:
     """What is read of vLLM's configuration."""
     return SimpleNamespace(
-        speculative_config=SimpleNamespace(num_speculative_tokens=6),
-        model_config=SimpleNamespace(max_model_len=512, model="some/model", get_vocab_size=lambda: 1000),
-        scheduler_config=SimpleNamespace(max_num_batched_tokens=2048),
+        speculative_config=SimpleNamespace(num_speculative_tokens=drafted),
+        model_config=SimpleNamespace(max_model_len=512, model="some/model", get_vocab_size=lambda: 10_000),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=2048, max_num_scheduled_tokens=scheduled),
         parallel_config=SimpleNamespace(
             rank=rank,
             world_size=tensor * pipeline,
             tensor_parallel_size=tensor,
             prefill_context_parallel_size=1,
             pipeline_parallel_size=pipeline,
+            data_parallel_index=replica,
             distributed_executor_backend=backend,
         ),
     )
@@ -96,16 +106,49 @@ def test_wrong_options_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("rank", "tensor", "pipeline", "speaks"), [(0, 2, 1, True), (1, 2, 1, False), (4, 4, 2, True), (5, 4, 2, False)]
+    ("rank", "tensor", "speaks"), [(0, 2, True), (1, 2, False), (3, 4, False), (4, 4, True), (5, 4, False)]
 )
-def test_one_rank_decides(
-    rank: int, tensor: int, pipeline: int, speaks: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    fake = engine_of(bozza.vllm.Proposer(config(rank, tensor, pipeline)))
+def test_one_rank_decides(rank: int, tensor: int, speaks: bool, caplog: pytest.LogCaptureFixture) -> None:
+    fake = engine_of(bozza.vllm.Proposer(config(rank, tensor)))
     fake.add(copying("a", 1000))
     fake.run()
     assert (drafted(fake.calls, "a") > 0) is speaks
     assert not caplog.records
+
+
+def test_pipeline_stages_are_refused() -> None:
+    with pytest.raises(ConfigError, match="use tensor parallel"):
+        bozza.vllm.Proposer(config(4, 4, pipeline=2))
+
+
+class ExecutorWithExternalLauncher:
+    """Named as vLLM's own."""
+
+
+class OfOurs(ExecutorWithExternalLauncher):
+    """An executor that somebody derived from it."""
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "external_launcher",
+        "vllm.v1.executor.uniproc_executor.ExecutorWithExternalLauncher",
+        ExecutorWithExternalLauncher,
+        OfOurs,
+    ],
+)
+def test_such_an_executor_is_known_by_any_name(backend: str | type) -> None:
+    with pytest.raises(ConfigError, match='set "clock": "steps"'):
+        bozza.vllm.Proposer(config(1, 2, backend=backend))
+
+
+@pytest.mark.parametrize("backend", ["mp", "ray", int])
+def test_other_executors_take_one_answer(backend: str | type) -> None:
+    fake = engine_of(bozza.vllm.Proposer(config(1, 2, backend=backend)))
+    fake.add(copying("a", 1000))
+    fake.run()
+    assert drafted(fake.calls, "a") == 0
 
 
 def test_ranks_that_schedule_for_themselves_must_decide_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +179,54 @@ def test_a_shared_history_outlives_the_process(monkeypatch: pytest.MonkeyPatch, 
     del fake, proposer
     assert (tmp_path / "history").stat().st_size > 100
     assert all("choice" in json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines())
+
+
+def test_more_tokens_than_vllm_verifies_are_refused() -> None:
+    bozza.vllm.Proposer(config(drafted=128))
+    with pytest.raises(ConfigError, match="num_speculative_tokens is 129"):
+        bozza.vllm.Proposer(config(drafted=129))
+
+
+def test_replicas_of_one_machine_take_files_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    set_options(monkeypatch, shared_history=str(tmp_path / "history"), trace=str(tmp_path / "trace"))
+    for replica in (0, 2):
+        proposer = bozza.vllm.Proposer(config(replica=replica))
+        fake = engine_of(proposer)
+        for start in (1000, 4000):
+            fake.add(copying("a", start))
+            fake.run()
+        del fake, proposer
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["history", "history.2", "trace", "trace.2"]
+
+
+def test_replicas_of_one_machine_take_ports_of_their_own() -> None:
+    options = Options(metrics_port=9000)
+    assert of_replica(options, 0) == options
+    assert of_replica(options, 3) == Options(metrics_port=9003)
+    with pytest.raises(ConfigError, match="metrics_port is 65536"):
+        of_replica(Options(metrics_port=65535), 1)
+
+
+def test_a_trace_that_cannot_be_written_ends_and_drafts_go_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    set_options(monkeypatch, trace="/dev/full")
+    fake = engine_of(bozza.vllm.Proposer(config()))
+    fake.add(copying("a", 1000))
+    fake.run()
+    assert drafted(fake.calls, "a") > 20
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert "nothing is traced from here on" in said
+
+
+@pytest.mark.parametrize("scheduled", [3, None])
+def test_drafts_fit_into_what_a_pass_may_schedule(scheduled: int | None) -> None:
+    fake = engine_of(bozza.vllm.Proposer(config(scheduled=scheduled)))
+    fake.add(copying("a", 1000))
+    fake.run()
+    assert max(len(draft) for call in fake.calls for draft in call.values()) == (2 if scheduled else 6)
 
 
 @pytest.mark.parametrize("shared", [True, False])

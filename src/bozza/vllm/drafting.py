@@ -26,6 +26,7 @@ class Limits(NamedTuple):
     drafted: int  # tokens of one draft
     context: int  # tokens of a request
     budget: int  # tokens of a pass
+    vocabulary: int  # tokens are below this
 
 
 @dataclass(slots=True)
@@ -54,7 +55,8 @@ class _Planned(NamedTuple):
 class Drafting:
     """Drafts for whatever rows it is shown.
 
-    Memory: about 150 bytes per token of each request that was seen in the last calls, a history aside.
+    Memory: with `suffix` about 90 bytes per token of each request that was seen in the last calls and 100 kB for the
+    request, with `ngram` about 650 per token; a history aside.
 
     Args:
         options: see there.
@@ -134,7 +136,8 @@ class Drafting:
         def ask(name: str, budgets: Mapping[int, int]) -> dict[int, Draft]:
             asked = [(request, most) for request in requests if (most := self._fit(budgets, load, request)) > 0]
             drafts = self._drafters[name].draft([request for request, _ in asked], [most for _, most in asked])
-            return {request.id: draft for (request, _), draft in zip(asked, drafts, strict=True)}
+            words = self._limits.vocabulary
+            return {request.id: _within(draft, words) for (request, _), draft in zip(asked, drafts, strict=True)}
 
         planned = self._leader.plan(requests, load, ask).drafts
         return {
@@ -214,6 +217,16 @@ def _agreeing(draft: Sequence[int], committed: Sequence[int]) -> int:
         if guess != token:
             return place
     return min(len(draft), len(committed) - 1)
+
+
+def _within(draft: Draft, vocabulary: int) -> Draft:
+    """The part before a token that is none: a prompt may have any number where an image stands.
+
+    The engine would look it up all the same, and on a GPU that ends the server.
+    """
+    if not draft.tokens or (min(draft.tokens) >= 0 and max(draft.tokens) < vocabulary):
+        return draft
+    return draft.head(next(place for place, token in enumerate(draft.tokens) if not 0 <= token < vocabulary))
 
 
 def _chain(draft: Draft) -> Draft:

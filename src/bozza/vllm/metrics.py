@@ -48,6 +48,7 @@ class Metrics:
         self._metrics[GAUGE[0]].set(counts.requests)
 
 
+@cache  # the next engine of a process finds its port served already, and its counts are shown there too
 def serve(port: int) -> Any:
     """Serve this process's metrics at a port; returns the server and its thread.
 

@@ -1,8 +1,8 @@
 """The only module that knows vLLM: its `custom_class` protocol, its configuration and its version.
 
-vLLM makes one `Proposer` in each worker of the last pipeline stage and calls `propose` after each step. Only the answer
-of the first of these workers is used (`Executor._get_output_rank`); it goes to the scheduler, which tells all workers
-what to verify. So that worker decides, and the others stay idle: they cannot disagree.
+vLLM makes one `Proposer` in each worker and calls `propose` after each step. Only the answer of the first worker is
+used (`Executor.take_draft_token_ids`); it goes to the scheduler, which tells all workers what to verify. So that worker
+decides, and the others stay idle: they cannot disagree.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bozza.drafters.history import SharedHistory
-from bozza.errors import ConfigError
+from bozza.errors import ConfigError, first_line
 from bozza.leader.log import DecisionLog
 from bozza.vllm.drafting import Drafting, Limits
 from bozza.vllm.metrics import Metrics, serve
@@ -25,6 +26,8 @@ from bozza.vllm.options import VARIABLE, Options, read_options
 
 SUPPORTED = "0.32"  # the minor version whose protocol this is
 EVERY_RANK = "external_launcher"  # the executor whose workers each run a scheduler of their own
+MOST = 128  # drafted tokens of a request that vLLM's rejection sampler takes; it asserts that, but only when they come
+LAUNCHER = "ExecutorWithExternalLauncher"  # its class, which vLLM also takes itself, or by name
 
 
 class Proposer:
@@ -36,15 +39,16 @@ class Proposer:
         vllm_config: vLLM's own configuration.
 
     Raises:
-        ConfigError: vLLM is of another version, or an option is wrong.
+        ConfigError: vLLM is of another version or set up in a way that cannot work, or an option is wrong.
     """
 
     def __init__(self, vllm_config: Any) -> None:
         check_engine()
-        options = read_options(os.environ)
-        _check_ranks(vllm_config.parallel_config, options)
+        parallel = vllm_config.parallel_config
+        options = of_replica(read_options(os.environ), parallel.data_parallel_index)
+        _check_ranks(parallel, options)
         self._log = logging.getLogger("bozza")
-        self._drafting = _drafting(vllm_config, options) if decides(vllm_config.parallel_config) else None
+        self._drafting = _drafting(vllm_config, options) if decides(parallel) else None
 
     def propose(
         self,
@@ -98,14 +102,43 @@ def check_engine() -> None:
 
 def decides(parallel: Any) -> bool:
     """Whether what this worker proposes is used."""
-    if parallel.distributed_executor_backend == EVERY_RANK:
+    if _schedules_itself(parallel):
         return True
     return bool(parallel.rank % (parallel.tensor_parallel_size * parallel.prefill_context_parallel_size) == 0)
 
 
+def of_replica(options: Options, index: int) -> Options:
+    """What the replica of this number uses: all of them have one environment, and may share a machine.
+
+    Raises:
+        ConfigError: what is left for it cannot be used.
+    """
+    if index == 0:
+        return options
+    shared, trace, port = options.shared_history, options.trace, options.metrics_port
+    return replace(
+        options,
+        shared_history=f"{shared}.{index}" if isinstance(shared, str) else shared,
+        trace=None if trace is None else f"{trace}.{index}",
+        metrics_port=None if port is None else port + index,
+    )
+
+
+def _schedules_itself(parallel: Any) -> bool:
+    backend = parallel.distributed_executor_backend
+    if isinstance(backend, type):
+        return any(base.__name__ == LAUNCHER for base in backend.__mro__)
+    return str(backend).rpartition(".")[2] in (EVERY_RANK, LAUNCHER)
+
+
 def _check_ranks(parallel: Any, options: Options) -> None:
     """Where every rank schedules for itself, all must come to the same drafts, or they wait for each other forever."""
-    if parallel.distributed_executor_backend != EVERY_RANK or parallel.world_size == 1:
+    if parallel.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"vLLM {SUPPORTED} cannot draft across pipeline stages with this model runner (its first stage asks for a "
+            "drafter that only the last one has): use tensor parallel"
+        )
+    if not _schedules_itself(parallel) or parallel.world_size == 1:
         return
     if options.policy == "adaptive" and options.clock != "steps":
         raise ConfigError(
@@ -118,23 +151,53 @@ def _check_ranks(parallel: Any, options: Options) -> None:
         )
 
 
-def _drafting(vllm_config: Any, options: Options) -> Drafting:
-    limits = Limits(
-        vllm_config.speculative_config.num_speculative_tokens,
+def _limits(vllm_config: Any) -> Limits:
+    scheduler = vllm_config.scheduler_config
+    drafted = vllm_config.speculative_config.num_speculative_tokens
+    if drafted > MOST:
+        raise ConfigError(f"num_speculative_tokens is {drafted}, and vLLM {SUPPORTED} verifies {MOST} at most: 16 is good")
+    return Limits(
+        drafted,
         vllm_config.model_config.max_model_len,
-        vllm_config.scheduler_config.max_num_batched_tokens,
+        scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens,
+        vllm_config.model_config.get_vocab_size(),
     )
+
+
+def _drafting(vllm_config: Any, options: Options) -> Drafting:
+    limits = _limits(vllm_config)
     history: SharedHistory | None = None
     if isinstance(options.shared_history, str):
-        model = vllm_config.model_config
-        history = SharedHistory(file=options.shared_history, identity=f"vllm {model.model} {model.get_vocab_size()}")
+        identity = f"vllm {vllm_config.model_config.model} {limits.vocabulary}"
+        history = SharedHistory(file=options.shared_history, identity=identity)
     elif options.shared_history:
         history = SharedHistory()
-    log = DecisionLog(options.trace) if options.trace is not None else None
+    trace = _Trace(options.trace) if options.trace is not None else None
     if options.metrics_port is not None:
         serve(options.metrics_port)
     show = Metrics().show if importlib.util.find_spec("prometheus_client") is not None else None
-    drafting = Drafting(options, limits, time.monotonic, history, log.write if log is not None else None, show)
-    if log is not None:
-        weakref.finalize(drafting, log.close)
+    drafting = Drafting(options, limits, time.monotonic, history, trace.write if trace is not None else None, show)
+    if trace is not None:
+        weakref.finalize(drafting, trace.close)
     return drafting
+
+
+class _Trace:
+    """A file of decisions. It ends where it cannot be written any more: a full disk must not cost drafts."""
+
+    def __init__(self, path: str) -> None:
+        self._file: DecisionLog | None = DecisionLog(path)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(record)
+        except (ConfigError, ValueError) as problem:
+            logging.getLogger("bozza").warning("nothing is traced from here on: %s", first_line(problem))
+            self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -17,7 +17,7 @@ import numpy as np
 from bozza.core import Request
 from bozza.params import SamplingParams
 
-PATIENCE = 4  # calls; pipeline stages show their requests in turns
+PATIENCE = 4  # calls; a request that finds no room in a pass is left out of it, and comes back soon
 AHEAD = 4096  # tokens of output that an index is made for; vLLM does not say how many there will be
 SPARE = 512  # tokens of output that fit before the copy of a text is made larger
 PARAMS = SamplingParams()
@@ -81,7 +81,7 @@ class Rows:
         Args:
             sampled: per row, what this step committed; empty where it only read a part of a prompt.
             lengths: per row, all its tokens, those of this step included.
-            table: [rows, context] token ids, a numpy array. an array.
+            table: [rows, context] token ids, a numpy array.
 
         Returns:
             Per row the request, or None where nothing was committed.
