@@ -7,6 +7,9 @@ taken to cost what was expected.
 A cost model that starts as a guess creeps slowly to where it should be, and bends on the way. So the first steps are
 plain and set its level, and the first ones with drafts set what a drafted token costs on top. From then on the leader
 follows each step.
+
+A token that is taken to cost too much is not drafted, and so the leader never finds out that it costs less: those steps
+may have fallen into a bad moment. So when hardly anything was drafted for long, it is found out again.
 """
 
 from __future__ import annotations
@@ -17,8 +20,11 @@ from typing import Any
 
 from bozza.leader.adaptive import Adaptive
 from bozza.leader.cost import CostModel
+from bozza.vllm.options import DEFAULT_COSTS
 
 PLAIN, DRAFTED = 5, 9  # steps of either kind that a guess is replaced after
+WARM = 5  # steps with drafts before these: the first ones may wait for kernels to be built
+AGAIN, SELDOM = 1024, 32  # of so many measured steps so few had drafts: find out again
 PATIENCE = 32  # steps, measured or not, after which drafts are not held back any longer
 LEAST = 1e-3  # of a plain step: less than this no token is taken to cost
 
@@ -36,8 +42,10 @@ class Pace:
         self._leader = leader
         self._follow = follow
         self._known = known or not follow
+        self._fitted = not self._known  # by what was found out here
         self._ratios: list[float] = []  # of plain steps to what was expected
         self._steps = 0
+        self._recent, self._drafting = 0, 0  # measured steps since what a token costs was found out, those with drafts
         self._extra: list[float] = []  # seconds per drafted token of steps with drafts
 
     @property
@@ -58,6 +66,8 @@ class Pace:
         useful = self._follow and measured is not None and measured > 0.0
         if useful and not self._known:
             useful = self._fit(rows, drafted, cached, measured or 0.0)
+        elif useful and self._fitted:
+            self._doubt(rows, drafted, cached)
         return measured if useful and measured else self._leader.costs.pass_seconds(rows, rows + drafted, cached)
 
     def _fit(self, rows: int, drafted: int, cached: int, measured: float) -> bool:
@@ -74,11 +84,24 @@ class Pace:
         if len(self._ratios) < PLAIN:
             return False
         self._extra.append((measured - plain) / drafted)
-        if len(self._extra) == DRAFTED:
-            each = max(statistics.median(self._extra), LEAST * plain)
+        if len(self._extra) == WARM + DRAFTED:
+            each = max(statistics.median(self._extra[WARM:]), LEAST * plain)
             self._replace(_steeper(costs.document(), rows, plain, each))
             self._known = True
         return False
+
+    def _doubt(self, rows: int, drafted: int, cached: int) -> None:
+        """Go back to the guess, at the level of now, if for long hardly a draft was tried."""
+        self._recent += 1
+        self._drafting += drafted > 0
+        if self._recent < AGAIN:
+            return
+        if self._drafting <= SELDOM:
+            guess = CostModel.from_document(DEFAULT_COSTS)
+            level = self._leader.costs.pass_seconds(rows, rows, cached) / guess.pass_seconds(rows, rows, cached)
+            self._replace(_scaled(guess.document(), level))
+            self._known, self._extra = False, []
+        self._recent, self._drafting = 0, 0
 
     def _replace(self, document: Mapping[str, Any]) -> None:
         self._leader.costs = CostModel.from_document(document)

@@ -26,8 +26,8 @@ from bozza.vllm.options import VARIABLE, Options, read_options
 
 SUPPORTED = "0.32"  # the minor version whose protocol this is
 EVERY_RANK = "external_launcher"  # the executor whose workers each run a scheduler of their own
-MOST = 128  # drafted tokens of a request that vLLM's rejection sampler takes; it asserts that, but only when they come
 LAUNCHER = "ExecutorWithExternalLauncher"  # its class, which vLLM also takes itself, or by name
+MOST = 128  # drafted tokens of a request that vLLM's rejection sampler takes; it asserts that, but only when they come
 
 
 class Proposer:
@@ -155,7 +155,9 @@ def _limits(vllm_config: Any) -> Limits:
     scheduler = vllm_config.scheduler_config
     drafted = vllm_config.speculative_config.num_speculative_tokens
     if drafted > MOST:
-        raise ConfigError(f"num_speculative_tokens is {drafted}, and vLLM {SUPPORTED} verifies {MOST} at most: 16 is good")
+        raise ConfigError(
+            f"num_speculative_tokens is {drafted}, and vLLM {SUPPORTED} verifies {MOST} at most: 16 is good"
+        )
     return Limits(
         drafted,
         vllm_config.model_config.max_model_len,
