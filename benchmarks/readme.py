@@ -169,7 +169,9 @@ def peers() -> str:
     for name in dict.fromkeys(row["contestant"] for row in document["rows"]):
         cells = [f"{speeds[name, g]['tokens_per_s']:.1f}" if (name, g) in speeds else "" for g in groups]
         rows.append([f"**{name}**" if name.startswith("bozza") else name, *cells])
-    about = f"{document['environment']['tokens']} tokens of each output. " + footnote(document["environment"])
+    facts = document["environment"]
+    runs = min(row["runs"] for row in document["rows"] if not row["group"].endswith(" at once"))
+    about = f"{facts['tokens']} tokens, {runs} prompts of each workload at least. " + footnote(facts)
     return table(["", *(group.replace("_", " ") for group in groups)], rows) + "\n\n" + about
 
 

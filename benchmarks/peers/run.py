@@ -25,6 +25,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -151,7 +152,8 @@ def settings(given: argparse.Namespace) -> dict[str, Any]:
     """What the measurement depends on beside prompts and tokens."""
     names = ("model", "assistant", "gguf", "head", "proposer")
     told: dict[str, Any] = {name: str(getattr(given, name) or "").rpartition("/")[2] or None for name in names}
-    return told | {"draft": given.draft, "threads": given.threads, "eager": given.eager}
+    draft = [re.sub(r":/\S*/", ":", spec) for spec in given.draft]  # folders are nobody's business
+    return told | {"draft": draft, "threads": given.threads, "eager": given.eager}
 
 
 def summary(given: argparse.Namespace, kept: Kept, todo: Sequence[Job], rounds: Sequence[Round]) -> dict[str, Any]:

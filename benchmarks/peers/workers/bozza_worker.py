@@ -33,7 +33,7 @@ def load(options: dict[str, Any]) -> Offer:
         return decode
 
     forget()
-    settings = {"dtype": "bfloat16", "quantize": quantize, "draft": draft}
+    settings = {"dtype": "bfloat16", "quantize": quantize, "draft": [spec.split("/")[-1] for spec in draft]}
     return Offer({name: variant(name) for name in options["variants"]}, settings, forget=forget)
 
 
