@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ def load(options: dict[str, Any]) -> Offer:
         return decode
 
     forget()
-    settings = {"dtype": "bfloat16", "quantize": quantize, "draft": [spec.split("/")[-1] for spec in draft]}
+    settings = {"dtype": "bfloat16", "quantize": quantize, "draft": [re.sub(r":/\S*/", ":", spec) for spec in draft]}
     return Offer({name: variant(name) for name in options["variants"]}, settings, forget=forget)
 
 
