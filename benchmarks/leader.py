@@ -31,7 +31,7 @@ from rich.table import Table
 from transformers.utils import logging
 
 from bozza import LLM, SamplingParams
-from bozza.bench import Case, environment, load_cases
+from bozza.bench import Case, environment, load_cases, mixed
 
 HERE = Path(__file__).parent
 ALL = "grammar prediction suffix recycling:k=12 eagle:k=12"
@@ -57,7 +57,7 @@ class Job(NamedTuple):
 def stream_jobs(cases: Sequence[Case], tokens: int) -> Iterator[Job]:
     """One prompt of each workload after the other."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    for number, case in enumerate(_mixed(cases)):
+    for number, case in enumerate(mixed(cases)):
         yield Job(f"stream {number}", case.workload, [case.prompt], params, ["off", "adaptive", *FIXED])
 
 
@@ -80,19 +80,11 @@ def hard_jobs(cases: Sequence[Case], tokens: int, vocab: int) -> Iterator[Job]:
 def load_jobs(cases: Sequence[Case], tokens: int) -> Iterator[Job]:
     """Several requests at once, of mixed workloads."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    prompts = [case.prompt for case in _mixed(cases)]
+    prompts = [case.prompt for case in mixed(cases)]
     for level in LEVELS:
         for turn in range(max(2, min(4, len(prompts) // level))):
             chosen = [prompts[(turn * level + place) % len(prompts)] for place in range(level)]
             yield Job(f"load {level} {turn}", f"{level} at once", chosen, params, ["off", "adaptive", *UNDER_LOAD])
-
-
-def _mixed(cases: Sequence[Case]) -> list[Case]:
-    by_workload: dict[str, list[Case]] = defaultdict(list)
-    for case in cases:
-        by_workload[case.workload].append(case)
-    rounds = max(map(len, by_workload.values()))
-    return [mine[turn] for turn in range(rounds) for mine in by_workload.values() if turn < len(mine)]
 
 
 def run(llm: LLM, jobs: Iterable[Job], kept: Path, console: Console) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 from contestants import OURS, Worker
 from processes import Process, WorkerEndedError, WorkerError
 
-from bozza.bench import Case
+from bozza.bench import Case, mixed
 
 WARM_UP = 8  # tokens
 Start = Callable[[Worker], Process]
@@ -71,11 +70,11 @@ def jobs(cases: Sequence[Case], tokens: int, batches: Sequence[int], groups: int
 
     `about` is whatever else a measurement depends on: with another one, nothing that is kept is taken up.
     """
-    mixed = _mixed(cases)
-    made = [_job(case.workload, [case.prompt], tokens, False, about) for case in mixed]
+    ordered = mixed(cases)
+    made = [_job(case.workload, [case.prompt], tokens, False, about) for case in ordered]
     for size in batches:
         for turn in range(groups):
-            chosen = [mixed[(turn * size + place) % len(mixed)].prompt for place in range(size)]
+            chosen = [ordered[(turn * size + place) % len(ordered)].prompt for place in range(size)]
             made.append(_job(f"{size} at once", chosen, tokens, True, about))
     return made
 
@@ -83,14 +82,6 @@ def jobs(cases: Sequence[Case], tokens: int, batches: Sequence[int], groups: int
 def _job(group: str, prompts: Sequence[Sequence[int]], tokens: int, batched: bool, about: Any) -> Job:
     key = hashlib.sha256(json.dumps([group, prompts, tokens, about]).encode()).hexdigest()[:16]
     return Job(key, group, prompts, tokens, batched)
-
-
-def _mixed(cases: Sequence[Case]) -> list[Case]:
-    by_workload: dict[str, list[Case]] = defaultdict(list)
-    for case in cases:
-        by_workload[case.workload].append(case)
-    rounds = max(map(len, by_workload.values()))
-    return [mine[turn] for turn in range(rounds) for mine in by_workload.values() if turn < len(mine)]
 
 
 def plan(workers: Sequence[Worker], budget: float, tell: Tell) -> list[Round]:

@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
@@ -335,6 +335,15 @@ def _row(
         "theory": against_theory(tally, off, *drafter) if drafter is not None and policy != "off" else None,
         "seconds_by_stage": tally.stages,
     }
+
+
+def mixed(cases: Sequence[Case]) -> list[Case]:
+    """One prompt of each workload after the other."""
+    by_workload: dict[str, list[Case]] = defaultdict(list)
+    for case in cases:
+        by_workload[case.workload].append(case)
+    rounds = max(map(len, by_workload.values()))
+    return [mine[turn] for turn in range(rounds) for mine in by_workload.values() if turn < len(mine)]
 
 
 def environment(llm: LLM) -> dict[str, Any]:
