@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint types unit fix bench bench-overhead bench-plain bench-bits bench-invariant bench-drafters bench-leader bench-speed bench-quality bench-peers readme clean
+.PHONY: setup demo test lint types unit fix bench bench-overhead bench-plain bench-bits bench-invariant bench-drafters bench-leader bench-speed bench-quality bench-peers bench-vllm readme clean
 
 setup: $(READY)
 
@@ -68,6 +68,11 @@ bench-peers: setup
 	$(BIN)/python benchmarks/peers/run.py --setup --model $(MODEL)
 	$(BIN)/python benchmarks/peers/run.py --prompts $(PROMPTS) --model $(MODEL) \
 		$(if $(ASSISTANT),--assistant $(ASSISTANT)) $(if $(GGUF),--gguf $(GGUF)) $(PEERS_OPTIONS)
+
+# Makes an environment with a CPU build of vLLM (8 GB); each server takes minutes to start.
+bench-vllm: setup
+	$(BIN)/python benchmarks/vllm/overhead.py
+	$(BIN)/python benchmarks/vllm/run.py --prompts $(PROMPTS) --models smollm2 $(MODELS)
 
 readme: setup
 	$(BIN)/python benchmarks/readme.py
