@@ -165,14 +165,33 @@ def peers() -> str:
     document = load("peers")
     speeds = {(row["contestant"], row["group"]): row for row in document["rows"]}
     groups = list(dict.fromkeys(row["group"] for row in document["rows"]))
+    whole = {g: speeds["transformers-plain", g]["runs"] for g in groups}  # of the reference, which does them all
     rows = []
     for name in dict.fromkeys(row["contestant"] for row in document["rows"]):
-        cells = [f"{speeds[name, g]['tokens_per_s']:.1f}" if (name, g) in speeds else "" for g in groups]
+        cells = []
+        for group in groups:
+            row = speeds.get((name, group), {"tokens_per_s": 0.0, "runs": 0})
+            speed = f"{row['tokens_per_s']:.1f}"
+            cells.append("" if not row["runs"] else speed if row["runs"] >= whole[group] else f"({speed})")
         rows.append([f"**{name}**" if name.startswith("bozza") else name, *cells])
     facts = document["environment"]
-    runs = min(row["runs"] for row in document["rows"] if not row["group"].endswith(" at once"))
-    about = f"{facts['tokens']} tokens, {runs} prompts of each workload at least. " + footnote(facts)
+    about = f"{facts['tokens']} tokens, {whole['all']} prompts; in brackets: gave up before the last one. " + footnote(
+        facts
+    )
     return table(["", *(group.replace("_", " ") for group in groups)], rows) + "\n\n" + about
+
+
+def ratios() -> str:
+    document = load("peers")
+    groups = list(dict.fromkeys(row["group"] for row in document["ratios"]))
+    medians = {(row["ours"], row["other"], row["group"]): row["median"] for row in document["ratios"]}
+    others = [name for name in dict.fromkeys(key[1] for key in medians) if not name.startswith("bozza")]
+    rows = []
+    for other in others:
+        pairs = [[medians.get((f"bozza-{ours}-adaptive", other, g)) for ours in ("int8", "bf16")] for g in groups]
+        cells = [" / ".join(f"{ratio:.2f}" for ratio in pair if ratio is not None) for pair in pairs]
+        rows.append([other, *cells])
+    return table(["adaptive, int8 / bf16", *(group.replace("_", " ") for group in groups)], rows)
 
 
 def footnote(facts: dict[str, Any]) -> str:
@@ -184,7 +203,7 @@ def footnote(facts: dict[str, Any]) -> str:
 
 SHOWN: dict[str, Sequence[Callable[[], str]]] = {
     "README.md": (demo, passes, leader, drafters, plain, overhead),
-    "docs/speed.md": (quality, passes, prefill, peers),
+    "docs/speed.md": (quality, passes, prefill, peers, ratios),
 }
 
 
