@@ -82,12 +82,12 @@ def test_weights_say_what_became_of_a_model(folders):
 @needs_packing
 @needs_int8
 @pytest.mark.parametrize(("quantize", "kind"), [(None, PackedProduct), ("int8", Int8Product)])
-def test_draft_models_are_what_the_target_is_and_heads_are_packed(folders, quantize, kind):
+def test_draft_models_are_what_the_target_is_and_heads_are_quantized(folders, quantize, kind):
     target = load_packed(folders["target"], "bfloat16", "cpu", quantize)
     factory = Factory(target, VOCAB)
     factory.load([parse_spec(f"model:{folders['shallow']}"), parse_spec(f"eagle:{folders['head']}")])
     model, head = factory._loaded.values()
-    for module, expected in ((model.runner._model, kind), (head.head, PackedProduct)):
+    for module, expected in ((model.runner._model, kind), (head.head, Int8Product)):
         assert kinds(module) == {"PackedLinear"}
         packed = [each for each in module.modules() if isinstance(each, PackedLinear)]
         assert {type(each._shared.product) for each in packed} == {expected}
