@@ -168,17 +168,19 @@ def peers() -> str:
     whole = {g: speeds["transformers-plain", g]["runs"] for g in groups}  # of the reference, which does them all
     rows = []
     for name in dict.fromkeys(row["contestant"] for row in document["rows"]):
-        cells = []
-        for group in groups:
-            row = speeds.get((name, group), {"tokens_per_s": 0.0, "runs": 0})
-            speed = f"{row['tokens_per_s']:.1f}"
-            cells.append("" if not row["runs"] else speed if row["runs"] >= whole[group] else f"({speed})")
+        cells = [shown(speeds.get((name, group)), whole[group]) for group in groups]
         rows.append([f"**{name}**" if name.startswith("bozza") else name, *cells])
     facts = document["environment"]
-    about = f"{facts['tokens']} tokens, {whole['all']} prompts; in brackets: gave up before the last one. " + footnote(
-        facts
-    )
-    return table(["", *(group.replace("_", " ") for group in groups)], rows) + "\n\n" + about
+    about = f"{facts['tokens']} tokens, {whole['all']} prompts; in brackets: gave up before the last one."
+    return table(["", *(group.replace("_", " ") for group in groups)], rows) + f"\n\n{about} {footnote(facts)}"
+
+
+def shown(row: dict[str, Any] | None, whole: int) -> str:
+    """Tokens per second; in brackets if not all prompts were done."""
+    if row is None:
+        return ""
+    speed = f"{row['tokens_per_s']:.1f}"
+    return speed if row["runs"] >= whole else f"({speed})"
 
 
 def ratios() -> str:
