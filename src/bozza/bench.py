@@ -360,6 +360,7 @@ def environment(llm: LLM) -> dict[str, Any]:
         "device": str(llm.runner.device),
         "dtype": str(llm.runner.dtype).removeprefix("torch."),
         "weights": llm.weights,
+        "compiled": llm.compiled,
         "model": llm.model_path.name if llm.model_path else None,
         "policy": llm.policy,
         "rule": llm.rule,

@@ -80,6 +80,8 @@ class LLM:
         device: "auto" (a GPU when there is one), "cpu", "cuda", "cuda:1".
         quantize: "int8" for linear layers in 8 bits on a CPU: a smaller model that is sooner done and not quite the
             same; speculation is lossless with respect to it (docs/speed.md tells what it costs).
+        compile: compile the layers of a model on a CPU, which takes seconds and a C++ compiler and shortens each pass.
+            Its roundings are its own, the same in every pass (docs/speed.md).
         invariant: results must not depend on the shape of a pass, to the last bit, in float32 too (see
             docs/design.md). Drafts are then chains, and the machine is tried out when the model is loaded. Under the
             rules with coins sampled text still depends on what was drafted.
@@ -109,6 +111,7 @@ class LLM:
         dtype: str | torch.dtype = "auto",
         device: str | torch.device = "auto",
         quantize: str | None = None,
+        compile: bool = False,
         invariant: bool = False,
         shared_history: bool | str | Path = False,
         max_batch: int = 32,
@@ -121,10 +124,10 @@ class LLM:
         check_limits(max_batch, token_budget)
         check_sharing(shared_history, specs)
         check_quantize(quantize)
-        loaded = load_target(model, tokenizer, dtype, device, quantize)
+        loaded = load_target(model, tokenizer, dtype, device, quantize, compile)
         self.tokenizer = loaded.tokenizer
         self.model_path = loaded.path
-        self.runner = load_runner(loaded.model, invariant)
+        self.runner = load_runner(loaded.model, invariant, loaded.compiled)
         self.invariant = invariant
         self._loaded = loaded
         self._intake = Intake(loaded.tokenizer, self.runner.vocab_size, end_ids(loaded.model))
@@ -146,6 +149,11 @@ class LLM:
     def weights(self) -> str:
         """What its linear layers are: "plain", "packed" in an order that this processor reads faster, or "int8"."""
         return self._loaded.weights
+
+    @property
+    def compiled(self) -> bool:
+        """Whether its layers are compiled."""
+        return self._loaded.compiled
 
     @property
     def name(self) -> str:

@@ -63,6 +63,7 @@ def bench(
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     quantize: o.Quantize = None,
+    compile: o.Compile = False,
     threads: o.Threads = None,
     invariant: o.Invariant = False,
     shared_history: o.SharedHistory = False,
@@ -93,7 +94,7 @@ def bench(
     if not prompts.is_file():
         raise ConfigError(f"--prompts {prompts}: there is no such file")
     history = history_file or shared_history
-    on = o.On(dtype, device, quantize, threads)
+    on = o.On(dtype, device, quantize, compile, threads)
     llm = o.load_llm(model, draft, policy, on, batch, rule, invariant=invariant, history=history)
     from bozza.bench import load_cases, run_bench, runs_needed
 

@@ -34,6 +34,7 @@ def chat(
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     quantize: o.Quantize = None,
+    compile: o.Compile = False,
     threads: o.Threads = None,
     invariant: o.Invariant = False,
     shared_history: o.SharedHistory = False,
@@ -54,7 +55,7 @@ def chat(
     history = history_file or shared_history
     messages = [{"role": "system", "content": system}] if system else []
     with o.decisions(trace, policy) as log:
-        on = o.On(dtype, device, quantize, threads)
+        on = o.On(dtype, device, quantize, compile, threads)
         llm = o.load_llm(model, draft, policy, on, rule=rule, invariant=invariant, history=history, trace=log)
         if message is None:
             _converse(llm, messages, params, watch)

@@ -38,6 +38,7 @@ def generate(
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     quantize: o.Quantize = None,
+    compile: o.Compile = False,
     threads: o.Threads = None,
     invariant: o.Invariant = False,
     shared_history: o.SharedHistory = False,
@@ -59,7 +60,7 @@ def generate(
     texts = prompts or [_standard_input()]
     history = history_file or shared_history
     with o.decisions(trace, policy) as log:
-        on = o.On(dtype, device, quantize, threads)
+        on = o.On(dtype, device, quantize, compile, threads)
         llm = o.load_llm(model, draft, policy, on, batch, rule, invariant=invariant, history=history, trace=log)
         if as_json:
             show.print_json({"outputs": [_document(text, output) for text, output in _decode_all(llm, texts, params)]})

@@ -64,6 +64,10 @@ Device = Annotated[str, typer.Option("--device", help="auto (a GPU when there is
 Quantize = Annotated[
     str | None, typer.Option("--quantize", help="int8: a smaller, faster, not quite equal model, on CPUs.")
 ]
+Compile = Annotated[
+    bool,
+    typer.Option("--compile", help="Shorter passes on CPUs for some seconds of loading; needs a C++ compiler."),
+]
 Threads = Annotated[
     int | None, typer.Option("--threads", help="To compute with; one for each physical core when left out.")
 ]
@@ -158,6 +162,7 @@ class On(NamedTuple):
     dtype: str
     device: str
     quantize: str | None = None
+    compile: bool = False
     threads: int | None = None
 
 
@@ -193,6 +198,7 @@ def load_llm(
             dtype=on.dtype,
             device=on.device,
             quantize=on.quantize,
+            compile=on.compile,
             invariant=invariant,
             shared_history=history,
             max_batch=batch,

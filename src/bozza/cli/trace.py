@@ -28,6 +28,7 @@ def trace(
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     quantize: o.Quantize = None,
+    compile: o.Compile = False,
     threads: o.Threads = None,
 ) -> None:
     """Record what drafters would have guessed at every place of a model's own outputs, for 'bozza replay'."""
@@ -41,7 +42,7 @@ def trace(
         raise ConfigError(f"--prompts {prompts}: there is no such file")
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {out.absolute().parent}")
-    on = o.On(dtype, device, quantize, threads)
+    on = o.On(dtype, device, quantize, compile, threads)
     llm = o.load_llm(model, draft, "fixed", on)
     from bozza.bench import load_cases
 

@@ -27,6 +27,7 @@ def tune(
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     quantize: o.Quantize = None,
+    compile: o.Compile = False,
     threads: o.Threads = None,
     as_json: o.Json = False,
 ) -> None:
@@ -41,7 +42,7 @@ def tune(
     check_recorded(draft)
     if not prompts.is_file():
         raise ConfigError(f"--prompts {prompts}: there is no such file")
-    on = o.On(dtype, device, quantize, threads)
+    on = o.On(dtype, device, quantize, compile, threads)
     llm = o.load_llm(model, draft, "fixed", on, batch)
     from bozza.bench import environment, load_cases
 

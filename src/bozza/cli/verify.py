@@ -30,6 +30,7 @@ def verify(
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     quantize: o.Quantize = None,
+    compile: o.Compile = False,
     threads: o.Threads = None,
     invariant: o.Invariant = False,
     as_json: o.Json = False,
@@ -37,7 +38,7 @@ def verify(
     """Check that speculation changes nothing: your model, your drafters, this machine. Exit code 1 if it does."""
     if prompts is not None and not prompts.is_file():
         raise ConfigError(f"--prompts {prompts}: there is no such file")
-    on = o.On(dtype, device, quantize, threads)
+    on = o.On(dtype, device, quantize, compile, threads)
     llm = o.load_llm(model, draft, "fixed", on, BATCH, invariant=invariant)
     from bozza.bench import environment, load_cases
 

@@ -107,15 +107,16 @@ class Factory:
 
 
 def load_draft_model(name: str, target: Loaded) -> DraftModel:
-    """A draft model in the target's dtype, quantized if that is, on its device; with a translation for other tokens.
+    """A draft model in the target's dtype, quantized and compiled if that is, on its device; translated if need be.
 
     Raises:
         ModelError: it cannot be had, or its tokens can neither be used nor translated.
     """
     quantize = target.weights if target.weights in QUANTIZED else None
     draft = load_packed(name, target.model.dtype, target.model.device, quantize)
+    runner = load_runner(draft.model, compiled=target.compiled)
     views = vocabularies(name, draft, target)
-    return DraftModel(name, load_runner(draft.model), None if views is None else Translation(*views))
+    return DraftModel(name, runner, None if views is None else Translation(*views))
 
 
 def load_modules(folder: str | None, target: Loaded) -> list[HeadRunner]:

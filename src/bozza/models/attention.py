@@ -301,6 +301,29 @@ def _attend_plainly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
 
 
 _current: ContextVar[Attends] = ContextVar("bozza_pass")
+torch.library.define(
+    "bozza::attend",
+    "(Tensor query, Tensor key, Tensor value, SymInt layer, float? scale, int? window, float? softcap, Tensor? sinks)"
+    " -> Tensor",
+)
+
+
+def _attend_now(query: Tensor, key: Tensor, value: Tensor, layer: int, *how: Any) -> Tensor:
+    """`Pass.attend` for compiled code."""
+    return _current.get().attend(layer, query, key, value, How(*how)).contiguous()
+
+
+def _attended_shape(query: Tensor, key: Tensor, value: Tensor, layer: int, *how: Any) -> Tensor:
+    return value.new_empty(query.shape[1], query.shape[0], value.shape[2])
+
+
+torch.library.impl("bozza::attend", "CPU", _attend_now)
+torch.library.register_fake("bozza::attend", _attended_shape)
+
+
+def is_ragged() -> bool:
+    """Whether a ragged pass is going on."""
+    return _current.get(None) is not None
 
 
 def _ragged_attention(
@@ -316,6 +339,9 @@ def _ragged_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls in each attention layer; query [1, heads, tokens, size] -> [1, tokens, heads, size]."""
+    if torch.compiler.is_compiling():  # what follows has been looked at before (`bozza.models.compiling`)
+        given = query[0], key[0], value[0], module.layer_idx
+        return torch.ops.bozza.attend(*given, scaling, sliding_window, softcap, s_aux)[None], None
     if refused := [name for name in REFUSED if kwargs.get(name) is not None]:
         raise UnsupportedModel(f"it passes {refused[0]} to attention")
     if sliding_window is None and _declares_window(module):

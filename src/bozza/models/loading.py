@@ -20,13 +20,15 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 class Loaded:
     """A transformers model with what belongs to it. `tokenizer` is None when its folder has none.
 
-    `weights` says what became of its linear layers, see `bozza.models.packing`.
+    `weights` says what became of its linear layers, see `bozza.models.packing`. With `compiled`, whoever runs it is to
+    compile its layers, see `bozza.models.compiling`.
     """
 
     model: Any
     tokenizer: Any
     path: Path | None
     weights: str = "plain"
+    compiled: bool = False
 
 
 def resolve(name: str | Path) -> Path:
@@ -97,7 +99,12 @@ def load_packed(name: str | Path, dtype: str | torch.dtype, device: str | torch.
 
 
 def load_target(
-    model: Any, tokenizer: Any, dtype: str | torch.dtype, device: str | torch.device, quantize: str | None
+    model: Any,
+    tokenizer: Any,
+    dtype: str | torch.dtype,
+    device: str | torch.device,
+    quantize: str | None,
+    compiled: bool = False,
 ) -> Loaded:
     """A model by name, packed, or one that is loaded already, as it is.
 
@@ -111,10 +118,11 @@ def load_target(
         loaded = load_packed(model, dtype, device, quantize)
         if loaded.tokenizer is None:
             raise ModelError(f"{model} has no tokenizer beside it: save one there, or give a loaded model")
-        return loaded
-    if dtype != "auto" or device != "auto" or quantize is not None:
+        return replace(loaded, compiled=compiled)
+    if dtype != "auto" or device != "auto" or quantize is not None or compiled:
         raise ConfigError(
-            "a loaded model stays as it is: drop dtype=, device= and quantize=, or name the model instead of loading it"
+            "a loaded model stays as it is: drop dtype=, device=, quantize= and compile=, or name the model instead of "
+            "loading it"
         )
     path = Path(getattr(model, "name_or_path", None) or "")
     return Loaded(model, tokenizer, path if (path / "config.json").exists() else None)

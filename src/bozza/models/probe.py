@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bozza.core import Draft
 from bozza.errors import UnsupportedModel, first_line
+from bozza.models.compiling import compile_layers
 from bozza.models.invariance import check_invariant
 from bozza.models.runner import RaggedRunner, Row
 
@@ -24,43 +25,49 @@ FLOOR = {torch.float64: 1e-7, torch.float32: 1e-4}  # relative error that is alw
 NOISE_FACTOR = 8.0  # otherwise this many times the rounding that plain passes of other lengths show
 
 
-def load_runner(model: Any, invariant: bool = False) -> RaggedRunner:
+def load_runner(model: Any, invariant: bool = False, compiled: bool = False) -> RaggedRunner:
     """A runner for a loaded transformers model that has passed the probe.
 
-    With `invariant`, also one whose logits do not depend on the shape of a pass, as far as `check_invariant` sees.
+    With `invariant`, also one whose logits do not depend on the shape of a pass, as far as `check_invariant` sees. With
+    `compiled`, the layers of the model are compiled (`bozza.models.compiling`) and probed once more.
 
     Raises:
         UnsupportedModel: the model cannot run ragged, or gives other numbers when it does.
-        ModelError: it is to be invariant and is not, on this machine.
+        ModelError: it is to be invariant or compiled and cannot be, on this machine.
     """
-    name = type(model).__name__
     if reason := _declared_obstacle(model):
-        raise UnsupportedModel(f"{name} cannot run in ragged passes: {reason}; use transformers' generate for it")
+        raise _refusal(model, f": {reason}")
     model.eval()
     runner = RaggedRunner(model, invariant)
-    try:
-        error, bound = probe(runner, model)
-    except UnsupportedModel as problem:
-        raise UnsupportedModel(
-            f"{name} cannot run in ragged passes: {problem}; use transformers' generate for it"
-        ) from problem
-    except Exception as problem:  # any failure of unknown modelling code means the same to a user
-        raise UnsupportedModel(
-            f"{name} cannot run in ragged passes ({first_line(problem)}); use transformers' generate for it"
-        ) from problem
-    if runner.store.layers < model.config.get_text_config(decoder=True).num_hidden_layers:
-        raise UnsupportedModel(
-            f"{name} cannot run in ragged passes: not all of its layers use the attention interface; "
-            "use transformers' generate for it"
-        )
-    if not error <= bound:
-        raise UnsupportedModel(
-            f"{name} gives other logits in ragged passes (relative error {error:.1e}, allowed {bound:.1e}); "
-            "use transformers' generate for it"
-        )
+    _check(runner, model)
+    if compiled:
+        compile_layers(runner, model)
+        _check(runner, model)
     if invariant:
         check_invariant(runner)
     return runner
+
+
+def _check(runner: RaggedRunner, model: Any) -> None:
+    try:
+        error, bound = probe(runner, model)
+    except UnsupportedModel as problem:
+        raise _refusal(model, f": {problem}") from problem
+    except Exception as problem:  # any failure of unknown modelling code means the same to a user
+        raise _refusal(model, f" ({first_line(problem)})") from problem
+    if runner.store.layers < model.config.get_text_config(decoder=True).num_hidden_layers:
+        raise _refusal(model, ": not all of its layers use the attention interface")
+    if not error <= bound:
+        raise UnsupportedModel(
+            f"{type(model).__name__} gives other logits in ragged passes (relative error {error:.1e}, allowed "
+            f"{bound:.1e}); use transformers' generate for it"
+        )
+
+
+def _refusal(model: Any, why: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{type(model).__name__} cannot run in ragged passes{why}; use transformers' generate for it"
+    )
 
 
 def _declared_obstacle(model: Any) -> str | None:

@@ -6,8 +6,10 @@ Both forms are oneDNN's, through operators of torch. A product of few rows costs
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -33,15 +35,61 @@ class Product(Protocol):
         ...
 
 
-class PackedProduct:
+class Kernel:
+    """What multiplies, as a call for eager code and for compiled code, whose graphs cannot hold packed weights.
+
+    A graph holds a number in their place, as a tensor, so that one graph serves all layers.
+    """
+
+    def __init__(self, outputs: int, dtype: torch.dtype) -> None:
+        self._outputs, self._dtype = outputs, dtype
+        number = next(_numbers)
+        self._number = torch.tensor(number)
+        _kernels[number] = self
+
+    def call(self, x: Tensor) -> Tensor:
+        """`multiply`, wherever it is called."""
+        if torch.compiler.is_compiling():
+            result: Tensor = torch.ops.bozza.multiply(x, self._number, self._outputs, self._dtype)
+            return result
+        return self.multiply(x)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., outputs] in `dtype`."""
+        raise NotImplementedError
+
+
+_numbers = itertools.count()
+_kernels: WeakValueDictionary[int, Kernel] = WeakValueDictionary()
+torch.library.define("bozza::multiply", "(Tensor x, Tensor kernel, SymInt outputs, ScalarType dtype) -> Tensor")
+
+
+def _multiply(x: Tensor, kernel: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
+    return _kernels[int(kernel)].multiply(x)
+
+
+def _multiply_shape(x: Tensor, kernel: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
+    return x.new_empty(*x.shape[:-1], outputs, dtype=dtype)
+
+
+torch.library.impl("bozza::multiply", "CPU", _multiply)
+torch.library.register_fake("bozza::multiply", _multiply_shape)
+
+
+class PackedProduct(Kernel):
     """bfloat16 weights in oneDNN's own order. Each row of the result has the bits that `Linear` gives it."""
 
     def __init__(self, weights: Sequence[Tensor], bias: Tensor | None) -> None:
+        super().__init__(sum(weight.shape[0] for weight in weights), torch.bfloat16)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(_below(weights), ROWS)
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Product`."""
+        return self.call(x)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """See `Kernel`."""
         result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
         return result
 
@@ -51,7 +99,7 @@ class PackedProduct:
         return dense
 
 
-class Int8Product:
+class Int8Product(Kernel):
     """int8 weights with a scale for each output, int8 activations with a scale for each row (W8A8, dynamic).
 
     Sums of integers are exact, so a row has the same bits whatever shares its pass. Round-to-nearest symmetric scales
@@ -65,7 +113,8 @@ class Int8Product:
         width = weights[0].shape[1]
         if width > WIDEST:
             raise ModelError(f"int8 products have at most {WIDEST} inputs, this one {width}: drop quantize")
-        ints = torch.empty(sum(weight.shape[0] for weight in weights), width, dtype=torch.int8)
+        super().__init__(sum(weight.shape[0] for weight in weights), torch.float32)
+        ints = torch.empty(self._outputs, width, dtype=torch.int8)
         self._scale = torch.empty(len(ints))
         first = 0
         for part in (
@@ -83,7 +132,7 @@ class Int8Product:
         if not x.numel():
             return x.new_empty(*x.shape[:-1], self._shape[0])
         levels, scale = quantize_rows(x)
-        out = self._sums(levels).mul_(scale)
+        out = self.call(levels).mul_(scale)
         if self._bias is not None:
             out += self._bias
         return out.to(x.dtype)
@@ -95,10 +144,11 @@ class Int8Product:
         for first in range(0, width, ROWS):  # a product with rows of the identity shows columns, whatever the order
             rows = torch.full((min(ROWS, width - first), width), ZERO, dtype=torch.uint8)
             rows[:, first : first + ROWS].diagonal().add_(1)
-            dense[:, first : first + ROWS] = self._sums(rows).T
+            dense[:, first : first + ROWS] = self.multiply(rows).T
         return dense
 
-    def _sums(self, levels: Tensor) -> Tensor:
+    def multiply(self, levels: Tensor) -> Tensor:
+        """See `Kernel`; of `quantize_rows`' integers, in steps of each row."""
         sums: Tensor = torch.ops.onednn.qlinear_pointwise(
             levels, 1.0, ZERO, self._weight, self._scale, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )

@@ -38,6 +38,7 @@ class Setting:
     device: str
     dtype: str
     weights: str  # see `LLM.weights`
+    compiled: bool
     model: str  # architecture, shape and vocabulary, see `bozza.models.identity`
     drafters: tuple[str, ...]  # those that take time or read passes, with their options, in order
     rule: str
@@ -72,7 +73,7 @@ def setting_of(llm: LLM) -> Setting:
         cores=facts["cores"] or 0,
         model=identity(Loaded(llm.model, llm.tokenizer, llm.model_path), llm.runner.vocab_size),
         drafters=tuple(_named(spec) for spec in map(parse_spec, llm.draft) if spec.kind not in WEIGHTLESS),
-        **{name: facts[name] for name in ("threads", "device", "dtype", "weights", "rule", "invariant")},
+        **{name: facts[name] for name in ("threads", "device", "dtype", "weights", "compiled", "rule", "invariant")},
         **{name: facts[name] for name in ("bozza", "torch", "transformers", "python")},
     )
 
