@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 
 import pytest
@@ -15,6 +16,9 @@ needs_packing = pytest.mark.skipif(
     not packing_works(), reason="this processor or this torch has no products with packed bfloat16 weights"
 )
 needs_int8 = pytest.mark.skipif(not int8_works(), reason="this processor or this torch has no native int8 products")
+needs_compiler = pytest.mark.skipif(
+    not packing_works() or not any(map(shutil.which, ("g++", "clang++"))), reason="nothing to compile here, or with"
+)
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

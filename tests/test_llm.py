@@ -7,7 +7,7 @@ from bozza import LLM, BozzaError, ConfigError, ModelError, PromptError, Samplin
 from bozza.models import packing
 from bozza.models.loading import load
 from bozza.text import decode
-from products import needs_int8, needs_packing
+from products import needs_compiler, needs_int8, needs_packing
 from tiny import tiny, token_prompts
 
 
@@ -127,6 +127,7 @@ def test_bad_prompts_generate_nothing(llm, act, says):
         ({"dtype": "float8"}, ConfigError, "bfloat16"),
         ({"device": "gpu"}, ConfigError, "use auto, cpu"),
         ({"quantize": "int4"}, ConfigError, "quantize 'int4': use int8"),
+        ({"compile": True}, ModelError, "in bfloat16, on a CPU with AVX-512"),  # the folder has float32
     ],
 )
 def test_bad_options_are_refused_in_one_line(folders, options, error, says):
@@ -139,8 +140,10 @@ def test_bad_options_are_refused_in_one_line(folders, options, error, says):
 def test_unknown_options_are_refused(folders):
     with pytest.raises(TypeError, match="drafts"):
         LLM(folders["target"], drafts=["ngram"])
-    for option in ({"dtype": "float32"}, {"device": "cpu"}, {"quantize": "int8"}):
-        with pytest.raises(ConfigError, match="a loaded model stays as it is: drop dtype=, device= and quantize="):
+    for option in ({"dtype": "float32"}, {"device": "cpu"}, {"quantize": "int8"}, {"compile": True}):
+        with pytest.raises(
+            ConfigError, match="a loaded model stays as it is: drop dtype=, device=, quantize= and comp"
+        ):
             LLM(tiny("llama"), **option)
     with pytest.raises(ConfigError, match="comes with a named model"):
         LLM(folders["target"], tokenizer=object())
@@ -162,9 +165,18 @@ MANY = ["ngram:k=3", "recycling:k=4", "eagle:{head},k=6,width=3", "mtp:{modules}
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize(("drafts", "invariant"), [(MANY, False), (MANY[-1:], True)])
-@pytest.mark.parametrize("quantize", [None, pytest.param("int8", marks=needs_int8)])
-def test_packed_and_quantized_models_say_the_same_with_drafts(folders, quantize, drafts, invariant, temperature):
-    options = {"dtype": "bfloat16", "device": "cpu", "quantize": quantize, "invariant": invariant}
+@pytest.mark.parametrize(
+    ("quantize", "compiled"),
+    [
+        (None, False),
+        pytest.param("int8", False, marks=needs_int8),
+        pytest.param("int8", True, marks=[needs_int8, needs_compiler]),
+    ],
+)
+def test_packed_and_quantized_models_say_the_same_with_drafts(
+    folders, quantize, compiled, drafts, invariant, temperature
+):
+    options = {"dtype": "bfloat16", "device": "cpu", "quantize": quantize, "compile": compiled, "invariant": invariant}
     llm = LLM(folders["target"], policy="fixed", draft=[text.format_map(folders) for text in drafts], **options)
     params = SamplingParams(max_tokens=30, temperature=temperature, seed=3, logprobs=2, ignore_eos=True)
     prompts = token_prompts(10)

@@ -347,12 +347,12 @@ def test_every_command_knows_on_what_to_compute(bozza, asked, tmp_path, command)
     if command == "trace":
         first += ["--out", tmp_path / "out.jsonl", "--draft", "ngram"]
     loads, threads = asked
-    flags = ("--quantize", "int8", "--threads", 3, "--dtype", "bfloat16", "--device", "cpu")
+    flags = ("--quantize", "int8", "--compile", "--threads", 3, "--dtype", "bfloat16", "--device", "cpu")
     for given in (flags, ()):
         code, _, err = bozza(command, *first, "--model", "m", *given)
         assert (code, err.strip()) == (2, "error: that was all")
-    chosen = [tuple(options[name] for name in ("quantize", "dtype", "device")) for options in loads]
-    assert chosen == [("int8", "bfloat16", "cpu"), (None, "auto", "auto")]
+    chosen = [tuple(options[name] for name in ("quantize", "compile", "dtype", "device")) for options in loads]
+    assert chosen == [("int8", True, "bfloat16", "cpu"), (None, False, "auto", "auto")]
     assert threads == [3, None]
 
 
@@ -381,7 +381,7 @@ def test_report_122_help_names_every_option(bozza):
     for flag in (
         "--model", "--draft", "--policy", "--max-tokens", "--temperature", "--top-p", "--top-k", "--seed", "--dtype",
         "--device", "--batch", "--json", "--set", "--stop", "--json-schema", "--regex", "--grammar", "--rule",
-        "--show", "--trace", "--quantize", "--threads",
+        "--show", "--trace", "--quantize", "--compile", "--threads",
     ):  # fmt: skip
         assert flag in out
 

@@ -24,6 +24,7 @@ SETTING = Setting(
     device="cpu",
     dtype="bfloat16",
     weights="packed",
+    compiled=False,
     model="llama 3x64, 211 tokens, vocabulary 0123",
     drafters=("eagle:head,k=4", "model:small,k=2"),
     rule="coupled",

@@ -7,6 +7,7 @@ which shows what changes from pass to pass, and from then on the compiled functi
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ from bozza.models.runner import RaggedRunner, Row
 from bozza.models.sharing import PackedLinear
 
 LENGTHS = 11, 301  # tokens of the passes that are traced
+UNLIMITED = 1 << 30  # transformers' layers share code, so models in one process would share torch's limit
+KINDS = 8  # most graphs of a model; each takes seconds
 
 
 class Call(NamedTuple):
@@ -34,9 +37,13 @@ class Recorder:
 
     def __init__(self) -> None:
         self._calls: list[Call] = []
+        self._graphs = 0
 
     def __call__(self, graph: Any, examples: Sequence[Any]) -> Callable[..., Any]:
         """See `torch.compile`."""
+        self._graphs += 1
+        if self._graphs > KINDS:
+            raise ModelError(f"its layers are of more than {KINDS} kinds")
         from torch._inductor.compile_fx import compile_fx
 
         # Values between melted operations are rounded as they would be in memory.
@@ -160,12 +167,14 @@ def compile_layers(runner: RaggedRunner, model: Any) -> None:
 
 @contextmanager
 def _one_graph() -> Iterator[None]:
-    """Within, the numbers of layers are no part of their graphs, and other numbers are."""
+    """Within, the numbers of layers are no part of their graphs, and other numbers are. Torch's asides are not told."""
     dynamo: Any = torch._dynamo.config
     compiler: Any = torch.compiler.config
     with (
-        dynamo.patch(allow_unspec_int_on_nn_module=True, specialize_float=True),
+        dynamo.patch(allow_unspec_int_on_nn_module=True, specialize_float=True, recompile_limit=UNLIMITED),
+        dynamo.patch(accumulated_recompile_limit=UNLIMITED),
         compiler.patch(dynamic_sources=".*layer_idx"),
+        warnings.catch_warnings(action="ignore"),
     ):
         yield
 
@@ -177,7 +186,9 @@ def _decoder_layers(model: Any) -> list[Any]:
             layers = list(module)
             if all(any(isinstance(part, PackedLinear) for part in layer.modules()) for layer in layers):
                 return layers
-    raise ModelError("compile is for models in bfloat16, on a CPU with AVX-512 or better: drop compile")
+    raise ModelError(
+        "compile is for packed layers: in bfloat16, on a CPU with AVX-512 or better; here are none: drop compile"
+    )
 
 
 def _reason(problem: Exception) -> str:
