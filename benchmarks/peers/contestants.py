@@ -79,6 +79,7 @@ def _bozza(given: argparse.Namespace, sizes: Sizes) -> list[Worker]:
     for name, quantize, share in (("bf16", None, 1.1), ("int8", "int8", 0.7)):
         variants = {f"bozza-{name}-{policy}": policy for policy in ("off", "adaptive")}
         options = {"model": str(given.model), "draft": draft, "quantize": quantize, "threads": given.threads}
+        options["compile"] = not given.eager
         memory = share * sizes.model + 1.0
         made.append(Worker(f"bozza-{name}", OURS, variants, tuple(variants), memory, options))
     return made

@@ -28,7 +28,7 @@ def parse(about: str) -> argparse.Namespace:
     add("--head", type=Path, help="one more drafter: an EAGLE head of this model")
     add("--proposer", metavar="MODULE.CLASS", help="one more contestant: a custom proposer inside vLLM")
     add("--proposer-path", type=Path, help="where its module is")
-    add("--compile", dest="eager", action="store_false", help="let vLLM compile the model")
+    add("--compile", dest="eager", action="store_false", help="compile the model, here and in vLLM")
     add("--threads", type=int, default=default_threads())
     add("--memory", type=float, default=most_memory(), help="GiB that all processes of a round may take")
     add("--patience", type=float, default=1800.0, help="seconds that loading or an answer may take")

@@ -16,7 +16,7 @@ def load(options: dict[str, Any]) -> Offer:
     """Variants "off" and "adaptive", in bfloat16 or quantised."""
     use_threads(options["threads"])
     draft, quantize = options["draft"], options["quantize"]
-    special = {"quantize": quantize} if quantize else {}
+    special = {"quantize": quantize, "compile": options["compile"]}
     llm = LLM(options["model"], draft=draft, policy="adaptive", dtype="bfloat16", **special)
     made: dict[str, LLM] = {}
 
@@ -34,7 +34,7 @@ def load(options: dict[str, Any]) -> Offer:
         return decode
 
     forget()
-    settings = {"dtype": "bfloat16", "quantize": quantize, "draft": [re.sub(r":/\S*/", ":", spec) for spec in draft]}
+    settings = {"dtype": "bfloat16", **special, "draft": [re.sub(r":/\S*/", ":", spec) for spec in draft]}
     return Offer({name: variant(name) for name in options["variants"]}, settings, forget=forget)
 
 
