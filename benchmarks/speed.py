@@ -2,8 +2,8 @@
 
 usage: python benchmarks/speed.py [--models NAME ...] [--rounds N] [--out FILE]
 
-For each model: transformers' own forward pass with its cache, Bozza's in bfloat16 and in int8, over 1 to 32 new tokens
-after 256, in turns in one process, medians. The limit is what must be read in a pass (all weights but the embedding,
+For each model: transformers' own forward pass with its cache, Bozza's in bfloat16 and in int8, both as they are and
+compiled, over 1 to 32 new tokens after 256, in turns in one process, medians. The limit is what must be read in a pass (all weights but the embedding,
 and the keys and values) over the speed at which this machine reads memory, measured between the passes. Then prompts
 of 2,048 tokens, read in chunks of several sizes, in turns; beside it the matrix products of the best chunk alone. The
 last line of standard output is the result as JSON.
@@ -144,7 +144,13 @@ def products(llm: LLM, rows: int) -> float:
 
 def measure(name: str, rounds: int) -> list[dict[str, Any]]:
     """One row for each side of a model."""
-    llms = {f"Bozza {kind or 'bfloat16'}": LLM(name, policy="off", quantize=kind) for kind in (None, "int8")}
+    llms = {
+        f"Bozza {kind or 'bfloat16'}{', compiled' if compiled else ''}": LLM(
+            name, policy="off", quantize=kind, compile=compiled
+        )
+        for kind in (None, "int8")
+        for compiled in (False, True)
+    }
     plain = load(name).model
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(5, llms["Bozza bfloat16"].runner.vocab_size, (PROMPT,), generator=draw).tolist()
