@@ -35,7 +35,8 @@ def load(options: dict[str, Any]) -> Offer:
 
     makers = {
         "plain": variant,
-        "lookup": lambda: variant(draft_model=LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP)),
+        # Told so, too, or it has room for the logits of 512 tokens only, and longer prompts fail.
+        "lookup": lambda: variant(draft_model=LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP), logits_all=True),
     }
     offer = Offer(settings={"num_pred_tokens": LOOKUP, "context": options["context"]})
     for name in options["variants"]:
