@@ -3,10 +3,10 @@
 usage: python benchmarks/speed.py [--models NAME ...] [--rounds N] [--out FILE]
 
 For each model: transformers' own forward pass with its cache, Bozza's in bfloat16 and in int8, both as they are and
-compiled, over 1 to 32 new tokens after 256, in turns in one process, medians. The limit is what must be read in a pass (all weights but the embedding,
-and the keys and values) over the speed at which this machine reads memory, measured between the passes. Then prompts
-of 2,048 tokens, read in chunks of several sizes, in turns; beside it the matrix products of the best chunk alone. The
-last line of standard output is the result as JSON.
+compiled, over 1 to 32 new tokens after 256, in turns in one process, medians. The limit is what must be read in a
+pass (all weights but the embedding, and the keys and values) over the speed at which this machine reads memory,
+measured between the passes. Then prompts of 2,048 tokens, read in chunks of several sizes, in turns; beside it the
+matrix products of the best chunk alone. The last line of standard output is the result as JSON.
 """
 
 from __future__ import annotations
