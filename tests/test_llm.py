@@ -5,6 +5,7 @@ import pytest
 import bozza
 from bozza import LLM, BozzaError, ConfigError, ModelError, PromptError, SamplingParams
 from bozza.models import packing
+from bozza.models.compiling import CompiledForward
 from bozza.models.loading import load
 from bozza.text import decode
 from products import needs_compiler, needs_int8, needs_packing
@@ -186,6 +187,18 @@ def test_packed_and_quantized_models_say_the_same_with_drafts(
     assert [out.logprobs for out in outs] == [out.logprobs for out in alone]
     assert sum(out.stats.accepted.get("model", 0) for out in outs) > 5
     assert set(outs[0].stats.draft_seconds) == {text.partition(":")[0] for text in drafts}
+
+
+@needs_compiler
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_layers_of_target_and_draft_model_are_compiled_where_that_is_asked_for(folders, compiled):
+    options = {"dtype": "bfloat16", "device": "cpu", "compile": compiled}
+    llm = LLM(folders["target"], policy="fixed", draft=[f"model:{folders['shallow']}"], **options)
+    drafter = llm.engine._drafters["model"]
+    for model in (llm.model, drafter._model._model):
+        replaced = [isinstance(layer.forward, CompiledForward) for layer in model.model.layers]
+        assert replaced == [compiled] * len(replaced)
+    assert llm.compiled == llm.with_policy("off").compiled == compiled
 
 
 @needs_packing
