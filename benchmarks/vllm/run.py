@@ -99,8 +99,10 @@ def server(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(python.parent / "vllm"), "serve", str(model), "--served-model-name", "model", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--enforce-eager", "--max-num-seqs", "8", "--max-model-len", "4096"]
+    # What `vllm serve` starts; that command itself looks for a package named vllm, which this build is not.
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--enforce-eager", "--max-num-seqs", "8", "--max-model-len", "4096"]
     if spec is not None:
         command += ["--speculative-config", json.dumps(spec)]
     url = f"http://127.0.0.1:{port}"
