@@ -69,10 +69,13 @@ bench-peers: setup
 	$(BIN)/python benchmarks/peers/run.py --prompts $(PROMPTS) --model $(MODEL) \
 		$(if $(ASSISTANT),--assistant $(ASSISTANT)) $(if $(GGUF),--gguf $(GGUF)) $(PEERS_OPTIONS)
 
-# Makes an environment with a CPU build of vLLM (8 GB); each server takes minutes to start.
+# Makes an environment with a CPU build of vLLM (8 GB). With MODEL, that one too, a request at a time. Takes an hour.
+bench-vllm: VLLM = $(BIN)/python benchmarks/vllm/run.py --prompts $(PROMPTS)
 bench-vllm: setup
 	$(BIN)/python benchmarks/vllm/overhead.py
-	$(BIN)/python benchmarks/vllm/run.py --prompts $(PROMPTS) --models smollm2 $(MODELS)
+	$(VLLM) --models smollm2 --at-once 1 8 --rounds 3
+	$(VLLM) --models smollm2 --at-once 1 8 --contestants bozza --dtype float32 --out benchmarks/results/vllm-float32.json
+	$(if $(MODEL),$(VLLM) --models $(MODEL) --rounds 3 --tokens 64 --out benchmarks/results/vllm-1.5b.json)
 
 readme: setup
 	$(BIN)/python benchmarks/readme.py

@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/speed.md from the stored results, or check that they agree.
+"""Write the tables of README.md and of the documents from the stored results, or check that they agree.
 
 usage: python benchmarks/readme.py [--check]
 
@@ -165,7 +165,8 @@ def peers() -> str:
     document = load("peers")
     speeds = {(row["contestant"], row["group"]): row for row in document["rows"]}
     groups = list(dict.fromkeys(row["group"] for row in document["rows"]))
-    whole = {g: speeds["transformers-plain", g]["runs"] for g in groups}  # of the reference, which does them all
+    others = [row for row in document["rows"] if not row["contestant"].startswith("bozza")]  # ours run with each of them
+    whole = {group: max(row["runs"] for row in others if row["group"] == group) for group in groups}
     rows = []
     for name in dict.fromkeys(row["contestant"] for row in document["rows"]):
         cells = [shown(speeds.get((name, group)), whole[group]) for group in groups]
@@ -196,6 +197,43 @@ def ratios() -> str:
     return table(["adaptive, int8 / bf16", *(group.replace("_", " ") for group in groups)], rows)
 
 
+def served() -> str:
+    parts = []
+    for name in ("vllm-1.5b", "vllm"):
+        document = load(name)
+        workloads = list(dict.fromkeys(row["workload"] for row in document["rows"]))
+        found = {(row["at_once"], row["contestant"], row["workload"]): row for row in document["rows"]}
+        rows = []
+        for at_once, contestant in dict.fromkeys(key[:2] for key in found):
+            mine = [found[at_once, contestant, workload] for workload in workloads]
+            cells = [f"{row['tokens_per_s']:.1f} ({row['ratio_to_plain']:.2f}x)" for row in mine]
+            rows.append([f"{contestant}, {at_once} at once", *cells])
+        facts = document["environment"]
+        about = f"{document['rows'][0]['model']}, {facts['tokens']} tokens, {facts['rounds']} rounds, {facts['vllm']}"
+        headings = ["tokens/s", *(workload.replace("_", " ") for workload in workloads)]
+        parts.append(f"{table(headings, rows)}\n\n{about}, {facts['date'][:10]}.")
+    return "\n\n".join(parts)
+
+
+def equal() -> str:
+    rows = []
+    for name in ("vllm-1.5b", "vllm", "vllm-float32"):
+        document = load(name)
+        for check in document["checks"]:
+            gaps = [difference["gap"] for difference in check["differences"]]
+            cells = [str(check["at_once"]), str(check["outputs"]), str(len(gaps)), f"{max(gaps):.4f}" if gaps else ""]
+            stored = "" if document["environment"]["dtype"] == "auto" else f", {document['environment']['dtype']}"
+            rows.append([f"{check['model']}{stored}, {check['contestant']}", *cells])
+    return table(["", "at once", "outputs", "other than plain, one at a time", "largest gap there"], rows)
+
+
+def proposer() -> str:
+    document = load("vllm-overhead")
+    rows = [[str(row["requests"]), *(f"{row[key]:.0f}" for key in MICROSECONDS)] for row in document["rows"]]
+    about = f"At a context of {document['environment']['context']:,} tokens, {document['environment']['date'][:10]}."
+    return table(["requests", "median", "mean", "99 of 100 below"], rows) + "\n\n" + about
+
+
 def footnote(facts: dict[str, Any]) -> str:
     return (
         f"{facts['model']}, {facts['dtype']}, {facts['threads']} threads of an {facts['processor']}, "
@@ -203,9 +241,11 @@ def footnote(facts: dict[str, Any]) -> str:
     )
 
 
+MICROSECONDS = ("median_us", "mean_us", "p99_us")
 SHOWN: dict[str, Sequence[Callable[[], str]]] = {
     "README.md": (demo, passes, leader, drafters, plain, overhead),
     "docs/speed.md": (quality, passes, prefill, peers, ratios),
+    "docs/vllm.md": (served, equal, proposer),
 }
 
 

@@ -1,6 +1,6 @@
 """What one call of the proposer costs, per request, beside a context of 4,096 tokens: no vLLM, only its calls.
 
-usage: python benchmarks/vllm/overhead.py [--context N] [--steps N] [--batches N ...]
+usage: python benchmarks/vllm/overhead.py [--context N] [--steps N] [--batches N ...] [--out FILE]
 
 Half of the requests copy from their prompt (most of it is drafted and accepted), half write text in which short
 sequences come again by chance (drafts are looked for, and rarely pay).
@@ -9,14 +9,21 @@ sequences come again by chance (drafts are looked for, and rarely pay).
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import platform
 import random
 import statistics
 import time
+from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 
 from bozza.vllm.drafting import Drafting, Limits
 from bozza.vllm.options import Options
+
+RESULTS = Path(__file__).parent.parent / "results"
 
 
 def texts(batch: int, context: int, steps: int, coins: random.Random) -> list[list[int]]:
@@ -73,15 +80,25 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 8, 32])
+    parser.add_argument("--out", type=Path, default=RESULTS / "vllm-overhead.json")
     given = parser.parse_args()
+    rows = []
     for batch in given.batches:
         spent, told = measure(batch, given.context, given.steps)
         tail = sorted(spent)[int(len(spent) * 0.99) - 1]
+        row = {"requests": batch, "median_us": statistics.median(spent), "mean_us": statistics.mean(spent)}
+        rows.append(row | {"p99_us": tail} | told)
         print(
-            f"{batch:3} requests: median {statistics.median(spent):.0f} us, mean {statistics.mean(spent):.0f} us, "
+            f"{batch:3} requests: median {row['median_us']:.0f} us, mean {row['mean_us']:.0f} us, "
             f"p99 {tail:.0f} us per request and step; "
             + ", ".join(f"{name} {value:.2f}" for name, value in told.items())
         )
+    facts = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    facts |= {"python": platform.python_version(), "numpy": np.__version__, "context": given.context}
+    facts |= {"steps": given.steps, "date": datetime.now(UTC).isoformat(timespec="seconds")}
+    scratch = given.out.with_suffix(".tmp")
+    scratch.write_text(json.dumps({"environment": facts, "rows": rows}, indent=1) + "\n")
+    scratch.replace(given.out)
 
 
 if __name__ == "__main__":

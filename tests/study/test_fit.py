@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bozza.study.fit import FAR, DraftTime, PassTime, cost_document, draft_law, non_decreasing
+from bozza.study.fit import FAR, DraftTime, LateDraft, PassTime, cost_document, draft_law, non_decreasing
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,16 @@ def test_rows_cost_what_passes_over_one_row_do_not() -> None:
     assert cost_document(passes + cheap, [], [])["verify"]["per_row"] == 0.0
 
 
+NOTHING = {"per_cached": 0.0, "per_read": 0.0}
+
+
 def calls(base: float, depth: float, token: float, shapes: list[tuple[int, int]]) -> list[DraftTime]:
     return [DraftTime("d", rows, k, base + depth * k + token * rows * k) for rows, k in shapes for _ in range(3)]
 
 
 def test_a_draft_law_is_found_from_four_shapes() -> None:
     law = draft_law(calls(3.0, 0.5, 0.1, [(1, 1), (1, 8), (4, 1), (4, 8)]))
-    assert law == pytest.approx({"base": 3.0, "per_depth": 0.5, "per_token": 0.1, "per_cached": 0.0})
+    assert law == pytest.approx({"base": 3.0, "per_depth": 0.5, "per_token": 0.1} | NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +77,18 @@ def test_a_draft_law_is_found_from_four_shapes() -> None:
     ],
 )
 def test_what_was_not_varied_has_no_share(shapes: list[tuple[int, int]], expected: dict[str, float]) -> None:
-    assert draft_law(calls(3.0, 0.5, 0.1, shapes)) == pytest.approx(expected | {"per_cached": 0.0})
+    assert draft_law(calls(3.0, 0.5, 0.1, shapes)) == pytest.approx(expected | NOTHING)
+
+
+@pytest.mark.parametrize(("seconds", "each"), [(3.6 + 400 * 0.02, 0.02), (3.6, 0.0), (1.0, 0.0)])
+def test_what_a_late_draft_takes_longer_is_reading(seconds: float, each: float) -> None:
+    shapes = [(1, 1), (1, 8), (4, 1), (4, 8)]
+    law = draft_law(calls(3.0, 0.5, 0.1, shapes), [LateDraft("d", 400, seconds)])
+    assert law == pytest.approx({"base": 3.0, "per_depth": 0.5, "per_token": 0.1} | NOTHING | {"per_read": each})
+    both = [*calls(3.0, 0.5, 0.1, shapes), DraftTime("other", 1, 1, 1.0)]
+    document = cost_document([PassTime(1, 1, 0, 1.0)], [], both, [LateDraft("d", 400, seconds)])
+    assert document["drafters"]["d"]["per_read"] == pytest.approx(each)
+    assert document["drafters"]["other"]["per_read"] == 0.0
 
 
 def test_no_weight_is_negative() -> None:

@@ -28,6 +28,8 @@ LOOK = 0.5  # nodes below this part of a node's price are not looked at
 PROBE = 0.01  # share of all time that may go to drafters that do not seem to pay
 AHEAD = 4  # nodes of a paid draft, for the price of one
 PROBED = 4  # tokens of such a try
+FEW = 16  # tokens that a drafter reads with the first of its own passes, at no further cost
+SPREAD = 32  # steps, at most, by which reading what a drafter has missed has to pay
 STICK = 0.01  # of a plain step's worth: how much better a drafter must do to be taken up, or worse to be dropped
 SHARED = 0.4  # part of what free drafts have right that a paid one is taken to have too
 OVERLAP = 0.5  # and of a second paid drafter's gain that the first has
@@ -46,6 +48,7 @@ class _State:
     kept: set[int] = field(default_factory=set)  # nodes of free drafts that pay by themselves
     asked: dict[str, int] = field(default_factory=dict)  # paid drafters and what they were asked for
     used: dict[str, int] = field(default_factory=dict)  # paid drafter -> step of its last draft
+    read: dict[str, int] = field(default_factory=dict)  # and how many tokens it had read then
 
 
 class Adaptive:
@@ -77,11 +80,12 @@ class Adaptive:
         self._calls: dict[str, Asked] = {}
         self._hired: set[str] = set()
         self._purse = 0.0  # seconds that may be spent on tries
+        self._wanted = 0.0  # that the dearest try of this step would have taken
 
     def plan(self, requests: Sequence[Request], load: Load, ask: Ask) -> Plan:
         """See `Leader.plan`."""
         self._step += 1
-        self._calls = {}
+        self._calls, self._wanted = {}, 0.0
         able = [request for request in requests if load.room[request.id] > 0]
         self._states = {request.id: self._states.get(request.id) or _State() for request in requests}
         before = prices(self.costs, load, self.ledger.rate(self.costs, requests), self.ledger.nodes)
@@ -104,7 +108,8 @@ class Adaptive:
     def learn(self, outcome: StepStats, committed: Mapping[int, Sequence[int]]) -> None:
         """See `Leader.learn`."""
         self.costs.learn(outcome, self._calls)
-        self._purse = min(self._purse + PROBE * outcome.total_seconds, outcome.total_seconds)
+        # What is wanted grows with the text, so a little more may be saved.
+        self._purse = min(self._purse + PROBE * outcome.total_seconds, max(outcome.total_seconds, 1.1 * self._wanted))
         for id_, state in self._states.items():
             if (tokens := committed.get(id_)) is not None:
                 self._compare(state, tokens)
@@ -148,13 +153,13 @@ class Adaptive:
         before: dict[int, list[int]] = {}
         cached = {request.id: request.cached for request in able}
         for name, budgets in self._hire(able, load, price, cached).items():
-            self._calls[name] = Asked(
-                len(budgets), max(budgets.values()), sum(budgets.values()), sum(cached[id_] for id_ in budgets)
-            )
+            tokens, read = sum(budgets.values()), sum(cached[id_] for id_ in budgets)
+            unread = sum(self._unread(name, request) for request in able if request.id in budgets)
+            self._calls[name] = Asked(len(budgets), max(budgets.values()), tokens, read, unread)
             for id_, draft in ask(name, budgets).items():
                 state = self._states[id_]
                 state.asked[name] = budgets[id_]
-                state.used[name] = self._step
+                state.used[name], state.read[name] = self._step, cached[id_]
                 if any(law is not None for law in draft.laws):
                     if id_ not in before:  # what is verified beside drawn tokens must not depend on them
                         before[id_] = sorted(state.kept)
@@ -185,8 +190,9 @@ class Adaptive:
         return hired
 
     def _bids(self, able: Sequence[Request], load: Load, price: Prices, cached: Mapping[int, int]) -> dict[str, Bid]:
+        """What each drafter is worth; what it has missed of a request has to pay within the next steps."""
         bids = {}
-        losses = {request.id: loss(self._states[request.id].chances, SHARED, price.node) for request in able}
+        lost = {request.id: loss(self._states[request.id].chances, SHARED, price.node) for request in able}
         for name, most in self._paid.items():
             curves = {}
             for request in able:
@@ -195,6 +201,10 @@ class Adaptive:
                 curves[request.id] = self._gains.curve(
                     name, min(most, load.room[request.id]), state.free, record.bins(self._step), record.luck
                 )
+            losses = {
+                request.id: lost[request.id] + price.rate * self._reading(name, request) / min(request.remaining, SPREAD)
+                for request in able
+            }
             bids[name] = bid(self.costs, name, curves, cached, price, losses)
         return bids
 
@@ -202,11 +212,19 @@ class Adaptive:
         """A request for which a drafter that does not seem to pay is asked all the same, if that can be afforded."""
         longest = min(able, key=lambda request: self._states[request.id].used.get(name, 0))
         tokens = min(PROBED, self._paid[name], load.room[longest.id])
-        seconds = self.costs.draft_seconds(name, 1, tokens, tokens, cached[longest.id])
+        seconds = self.costs.draft_seconds(name, 1, tokens, tokens, cached[longest.id], self._unread(name, longest))
         if seconds > self._purse:
+            self._wanted = max(self._wanted, seconds)
             return {}
         self._purse -= seconds
         return {longest.id: tokens}
+
+    def _unread(self, name: str, request: Request) -> int:
+        return max(0, request.cached - self._states[request.id].read.get(name, 0) - FEW)
+
+    def _reading(self, name: str, request: Request) -> float:
+        """Seconds in which a drafter would read what it has missed of a request."""
+        return self.costs.reading_seconds(name, self._unread(name, request))
 
     def _compare(self, state: _State, tokens: Sequence[int]) -> None:
         """Learn from what a request committed, about all that was drafted for it."""

@@ -91,7 +91,8 @@ def bid(
         curves: request id -> chance that each further node stands.
         cached: request id -> tokens in its store.
         price: of this step.
-        losses: request id -> what free drafts would no longer add; nothing by default.
+        losses: request id -> tokens that asking for it costs beside: what free drafts would no longer add, and what
+            the time is worth that reading takes. Nothing by default.
     """
     lost = losses or {}
     # One more token of one more request, beside what all share.

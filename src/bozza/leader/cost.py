@@ -2,7 +2,7 @@
 
 A step without drafting takes `pass_seconds`: a curve over the tokens that it computes (straight between knots, since
 what a pass costs bends where kernels change), plus so much for each further request and each cached token. One call of
-a drafter takes `draft_seconds`, linear in what it was asked for.
+a drafter takes `draft_seconds`, linear in what it was asked for and in what it has to read before.
 
 Both start from a calibration and follow what is served: a common drift for a machine that gets slower or faster, and
 small corrections of the knots near what was run. Each correction is bounded, so that one stall moves little.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bozza.core import StepStats
@@ -23,9 +23,9 @@ CLIP = 0.3  # the largest log-ratio that one step counts for
 DRIFT = 0.05  # part of it that moves all of the curve
 BEND = 0.05  # and the nearest knots
 FOLLOW = 0.1  # part of an error that moves a drafter's weights
-UNITS = (1.0, 8.0, 16.0, 4096.0)  # typical sizes of a drafter's features, so that all of them learn
+UNITS = (1.0, 8.0, 16.0, 4096.0, 256.0)  # typical sizes of a drafter's features, so that all of them learn
 VERIFY_KEYS = {"base", "per_token", "per_cached", "per_row", "knots"}
-DRAFTER_KEYS = ("base", "per_depth", "per_token", "per_cached")
+DRAFTER_KEYS = ("base", "per_depth", "per_token", "per_cached", "per_read")
 
 
 class Asked(NamedTuple):
@@ -35,6 +35,7 @@ class Asked(NamedTuple):
     depth: int  # largest budget
     tokens: int  # budgets of all requests together
     cached: int  # tokens that these requests have read
+    unread: int = 0  # those of them that the drafter has not read yet: it does so before it drafts
 
 
 class CostModel:
@@ -44,7 +45,8 @@ class CostModel:
         knots: (tokens in the pass, seconds of the step), ascending.
         per_row: seconds for each request after the first.
         per_cached: seconds for each cached token.
-        drafters: name -> seconds per call, per token of the largest budget, per token of all budgets, per cached token.
+        drafters: name -> seconds per call, per token of the largest budget, per token of all budgets, per cached token,
+            per token that it has to read first.
         copies: each request stands for so many that behave alike; what is asked about one is answered for all.
     """
 
@@ -53,7 +55,7 @@ class CostModel:
         knots: Mapping[int, float],
         per_row: float = 0.0,
         per_cached: float = 0.0,
-        drafters: Mapping[str, tuple[float, float, float, float]] | None = None,
+        drafters: Mapping[str, Sequence[float]] | None = None,
         copies: int = 1,
     ) -> None:
         self._tokens = sorted(knots)
@@ -69,7 +71,7 @@ class CostModel:
         """Read {"verify": {...}, "overhead": s, "drafters": {NAME: {...}}}, all in seconds.
 
         "verify" has "per_cached" and either "base" and "per_token" or "knots": [[tokens, seconds], ...] and "per_row";
-        a drafter has "base", "per_depth", "per_token", "per_cached". What is absent is 0.
+        a drafter has "base", "per_depth", "per_token", "per_cached", "per_read". What is absent is 0.
 
         Raises:
             ConfigError: a key is unknown or missing, or a value is no such number.
@@ -88,8 +90,7 @@ class CostModel:
             raise ConfigError('costs, drafters: write {NAME: {"base": s, ...}, ...}, in seconds')
         for name, entry in given.items():
             _known(entry, set(DRAFTER_KEYS), f"costs, drafter {name}")
-            base, depth, token, cached = (_number(entry, key, f"costs, drafter {name}") for key in DRAFTER_KEYS)
-            drafters[name] = (base, depth, token, cached)
+            drafters[name] = [_number(entry, key, f"costs, drafter {name}") for key in DRAFTER_KEYS]
         return cls(
             {tokens: seconds + overhead for tokens, seconds in knots.items()},
             _number(verify, "per_row", "costs, verify"),
@@ -119,13 +120,18 @@ class CostModel:
         rest = self._per_row * (rows * copies - 1) + self._per_cached * cached * copies
         return (curve + rest) * self._drift
 
-    def draft_seconds(self, name: str, requests: int, depth: int, tokens: int, cached: int) -> float:
+    def draft_seconds(self, name: str, requests: int, depth: int, tokens: int, cached: int, unread: int = 0) -> float:
         """One call of a drafter; see `Asked`. 0 for a drafter that has never been seen."""
         if (weights := self._drafters.get(name)) is None:
             return 0.0
         copies = self._copies
-        base, per_depth, per_token, per_cached = weights
-        return base + per_depth * depth + per_token * tokens * copies + per_cached * cached * copies
+        base, per_depth, *each = weights
+        sizes = (tokens, cached, unread)
+        return base + per_depth * depth + copies * sum(per * size for per, size in zip(each, sizes, strict=True))
+
+    def reading_seconds(self, name: str, unread: int) -> float:
+        """The part of a call that goes to reading what the drafter has missed."""
+        return self.draft_seconds(name, 0, 0, 0, 0, unread) - self.draft_seconds(name, 0, 0, 0, 0)
 
     def learn(self, step: StepStats, asked: Mapping[str, Asked]) -> None:
         """Take in a served step, and what its drafters were asked for."""
@@ -149,12 +155,12 @@ class CostModel:
 
     def _learn_draft(self, name: str, call: Asked, seconds: float) -> None:
         if name not in self._drafters:
-            self._drafters[name] = [seconds, 0.0, 0.0, 0.0]
+            self._drafters[name] = [seconds, *[0.0] * (len(DRAFTER_KEYS) - 1)]
             return
         expected = self.draft_seconds(name, *call)
         most = max(expected, 1e-6)
         error = max(-most / 2, min(most / 2, seconds - expected))
-        given = (1, call.depth, call.tokens * self._copies, call.cached * self._copies)
+        given = (1, call.depth, *(size * self._copies for size in (call.tokens, call.cached, call.unread)))
         sizes = [size / unit for size, unit in zip(given, UNITS, strict=True)]
         step = FOLLOW * error / sum(size * size for size in sizes)
         weights = self._drafters[name]

@@ -83,7 +83,9 @@ def _measure(stand: Stand, batch: int, seconds: float, clock: Callable[[], float
         enough = turn + 1 >= ROUNDS and 2 * now - started + guess.long(shapes.long) > end
         if enough or now > end + seconds / 2:  # a machine that stalls: rather inexact than late
             break
-    return cost_document(passes, stand.long_passes(shapes.long, ROUNDS) if shapes.long else [], drafts)
+    if not shapes.long:
+        return cost_document(passes, [], drafts)
+    return cost_document(passes, stand.long_passes(shapes.long, ROUNDS), drafts, stand.late_drafts())
 
 
 class Guess(NamedTuple):
@@ -102,8 +104,9 @@ class Guess(NamedTuple):
         return sum(self.plain + self.per_token * tokens for tokens in steps) + 2 * self.drafting * len(asked)
 
     def long(self, length: int) -> float:
-        """The passes with a long prompt."""
-        return (2 + ROUNDS) * self.plain + self.per_token * length if length else 0.0
+        """The passes with a long prompt, which drafters read too: hardly slower than the model."""
+        readers = 2 if self.drafting else 1
+        return (2 + ROUNDS) * self.plain + readers * self.per_token * length if length else 0.0
 
 
 def _affordable(seconds: float, guess: Guess, batch: int, context: int) -> Shapes:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bozza.leader.cost import DRAFTER_KEYS
+
 LEAST = 1e-7  # seconds: a clock may stand still, a pass that costs nothing is nothing to reckon with
 FAR = 512  # tokens of a knot that is not measured: the slope of the upper knots goes on to here
 
@@ -31,8 +33,19 @@ class DraftTime(NamedTuple):
     seconds: float
 
 
+class LateDraft(NamedTuple):
+    """A draft of one token for one request of which the drafter had read nothing."""
+
+    name: str
+    unread: int
+    seconds: float
+
+
 def cost_document(
-    passes: Sequence[PassTime], distant: Sequence[PassTime], drafts: Sequence[DraftTime]
+    passes: Sequence[PassTime],
+    distant: Sequence[PassTime],
+    drafts: Sequence[DraftTime],
+    late: Sequence[LateDraft] = (),
 ) -> dict[str, Any]:
     """What `CostModel.from_document` reads, in seconds.
 
@@ -40,6 +53,7 @@ def cost_document(
         passes: over few cached tokens; some with one row.
         distant: passes over one token with many cached ones; without any, these cost nothing.
         drafts: calls of all drafters.
+        late: what shows what reading costs them; without any, it costs nothing.
     """
     per_cached = _per_cached(passes, distant)
     near = [step._replace(seconds=max(LEAST, step.seconds - per_cached * step.cached)) for step in passes]
@@ -55,12 +69,17 @@ def cost_document(
             "per_cached": per_cached,
         },
         "overhead": 0.0,
-        "drafters": {name: draft_law([call for call in drafts if call.name == name]) for name in names},
+        "drafters": {
+            name: draft_law(
+                [call for call in drafts if call.name == name], [call for call in late if call.name == name]
+            )
+            for name in names
+        },
     }
 
 
-def draft_law(calls: Sequence[DraftTime]) -> dict[str, float]:
-    """Seconds of one drafter per call, per token of the budget and per token of all requests, none below 0.
+def draft_law(calls: Sequence[DraftTime], late: Sequence[LateDraft] = ()) -> dict[str, float]:
+    """Seconds of one drafter per call, per token of the budget, of all requests and to be read first, none below 0.
 
     What was not varied has no share: with one request per call all tokens count as depth, with one token per request
     all depth counts as base.
@@ -71,7 +90,11 @@ def draft_law(calls: Sequence[DraftTime]) -> dict[str, float]:
         columns["per_depth"] = [float(depth) for _, depth in times]
     if len({requests for requests, _ in times}) > 1:
         columns["per_token"] = [float(requests * depth) for requests, depth in times]
-    return dict.fromkeys(("base", "per_depth", "per_token", "per_cached"), 0.0) | _fit(columns, list(times.values()))
+    law = dict.fromkeys(DRAFTER_KEYS, 0.0) | _fit(columns, list(times.values()))
+    ready = law["base"] + law["per_depth"] + law["per_token"]  # a draft of one token with nothing to read
+    if late:
+        law["per_read"] = max(0.0, statistics.median((call.seconds - ready) / call.unread for call in late))
+    return law
 
 
 def non_decreasing(values: Sequence[float]) -> list[float]:

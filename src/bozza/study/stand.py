@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bozza.core import Draft, Load, Plan, Request, StepStats
 from bozza.leader.base import Ask, Leader
 from bozza.params import SamplingParams
-from bozza.study.fit import DraftTime, PassTime
+from bozza.study.fit import DraftTime, LateDraft, PassTime
 
 if TYPE_CHECKING:
     from bozza.engine import Engine
@@ -139,6 +139,11 @@ class Stand:
         self._read()
         self._step(0)
         return [_pass_time(self._step(0)) for _ in range(times)]
+
+    def late_drafts(self) -> list[LateDraft]:
+        """One token of each drafter, for the long prompt of `long_passes`, of which they have read nothing."""
+        outcome = self._step(0, dict.fromkeys(self._paid, 1))
+        return [LateDraft(call.name, outcome.cached_tokens, call.seconds) for call in self._draft_times(outcome)]
 
     def _fill(self, rows: int, tokens: int, text: Sequence[int] = ()) -> bool:
         """See to it that `rows` requests run that have room; True when they are new."""
