@@ -73,8 +73,9 @@ bench-peers: setup
 bench-vllm: VLLM = $(BIN)/python benchmarks/vllm/run.py --prompts $(PROMPTS)
 bench-vllm: setup
 	$(BIN)/python benchmarks/vllm/overhead.py
-	$(VLLM) --models smollm2 --at-once 1 8 --rounds 3
-	$(VLLM) --models smollm2 --at-once 1 8 --contestants bozza --dtype float32 --out benchmarks/results/vllm-float32.json
+	$(VLLM) --models smollm2 --at-once 1 8 --rounds 3 --tokens 64
+	$(VLLM) --models smollm2 --at-once 8 --contestants bozza --rounds 3 --out benchmarks/results/vllm-128.json
+	$(VLLM) --models smollm2 --at-once 1 8 --contestants bozza --tokens 64 --dtype float32 --out benchmarks/results/vllm-float32.json
 	$(if $(MODEL),$(VLLM) --models $(MODEL) --rounds 3 --tokens 64 --out benchmarks/results/vllm-1.5b.json)
 
 readme: setup

@@ -165,7 +165,8 @@ def peers() -> str:
     document = load("peers")
     speeds = {(row["contestant"], row["group"]): row for row in document["rows"]}
     groups = list(dict.fromkeys(row["group"] for row in document["rows"]))
-    others = [row for row in document["rows"] if not row["contestant"].startswith("bozza")]  # ours run with each of them
+    # Ours run in each round, so theirs say how many runs are all.
+    others = [row for row in document["rows"] if not row["contestant"].startswith("bozza")]
     whole = {group: max(row["runs"] for row in others if row["group"] == group) for group in groups}
     rows = []
     for name in dict.fromkeys(row["contestant"] for row in document["rows"]):
@@ -199,7 +200,7 @@ def ratios() -> str:
 
 def served() -> str:
     parts = []
-    for name in ("vllm-1.5b", "vllm"):
+    for name in ("vllm-1.5b", "vllm", "vllm-128"):
         document = load(name)
         workloads = list(dict.fromkeys(row["workload"] for row in document["rows"]))
         found = {(row["at_once"], row["contestant"], row["workload"]): row for row in document["rows"]}
@@ -217,7 +218,7 @@ def served() -> str:
 
 def equal() -> str:
     rows = []
-    for name in ("vllm-1.5b", "vllm", "vllm-float32"):
+    for name in ("vllm-1.5b", "vllm", "vllm-128", "vllm-float32"):
         document = load(name)
         for check in document["checks"]:
             gaps = [difference["gap"] for difference in check["differences"]]

@@ -23,7 +23,7 @@ from toy import ToyModel
 VOCAB = 60
 LAW = {"base": 0.030, "per_token": 0.0011, "per_row": 0.0007, "per_cached": 4e-6}
 DRAFT = {"base": 0.004, "per_depth": 0.0015, "per_token": 0.0003}
-READ = 0.02  # seconds for each token that a drafter has missed
+READ = 0.125  # of a drafter's base, for each token that it has missed
 
 
 class Clock:
@@ -84,7 +84,7 @@ class Timed:
         law = self._law
         self.asked.append((len(requests), max(budgets)))
         self._clock.now += law["base"] + law["per_depth"] * max(budgets) + law["per_token"] * sum(budgets)
-        self._clock.now += sum(READ * (self._unread[request.id] - 1) for request in requests)
+        self._clock.now += sum(READ * law["base"] * (self._unread[request.id] - 1) for request in requests)
         for request in requests:
             self._unread[request.id] = 0
         return [Draft.chain([1] * budget, self.name) for budget in budgets]
@@ -138,7 +138,9 @@ def test_each_parameter_of_the_law_is_recovered() -> None:
     assert document["verify"]["per_row"] == pytest.approx(LAW["per_row"], rel=0.01)
     assert document["verify"]["per_cached"] == pytest.approx(LAW["per_cached"], rel=0.01)
     assert document["overhead"] == 0.0
-    assert document["drafters"]["slow"] == pytest.approx(DRAFT | {"per_cached": 0.0, "per_read": READ}, rel=0.01)
+    assert document["drafters"]["slow"] == pytest.approx(
+        DRAFT | {"per_cached": 0.0, "per_read": READ * DRAFT["base"]}, rel=0.01
+    )
 
 
 def test_reading_a_pass_belongs_to_the_pass_and_not_to_the_draft() -> None:
@@ -146,7 +148,9 @@ def test_reading_a_pass_belongs_to_the_pass_and_not_to_the_draft() -> None:
     document = measured(model, [Timed(model.clock, DRAFT, reading=0.002)])
     assert dict(document["verify"]["knots"])[1] == pytest.approx(LAW["base"] + LAW["per_token"] + 0.002, rel=0.01)
     assert document["verify"]["per_row"] == pytest.approx(LAW["per_row"] + 0.002, rel=0.01)
-    assert document["drafters"]["slow"] == pytest.approx(DRAFT | {"per_cached": 0.0, "per_read": READ}, rel=0.01)
+    assert document["drafters"]["slow"] == pytest.approx(
+        DRAFT | {"per_cached": 0.0, "per_read": READ * DRAFT["base"]}, rel=0.01
+    )
 
 
 def test_a_machine_that_stalls_now_and_then_is_measured_as_if_it_did_not() -> None:

@@ -29,7 +29,7 @@ PROBE = 0.01  # share of all time that may go to drafters that do not seem to pa
 AHEAD = 4  # nodes of a paid draft, for the price of one
 PROBED = 4  # tokens of such a try
 FEW = 16  # tokens that a drafter reads with the first of its own passes, at no further cost
-SPREAD = 32  # steps, at most, by which reading what a drafter has missed has to pay
+SPREAD = 64  # steps, at most, by which reading what a drafter has missed has to pay
 STICK = 0.01  # of a plain step's worth: how much better a drafter must do to be taken up, or worse to be dropped
 SHARED = 0.4  # part of what free drafts have right that a paid one is taken to have too
 OVERLAP = 0.5  # and of a second paid drafter's gain that the first has
@@ -201,10 +201,7 @@ class Adaptive:
                 curves[request.id] = self._gains.curve(
                     name, min(most, load.room[request.id]), state.free, record.bins(self._step), record.luck
                 )
-            losses = {
-                request.id: lost[request.id] + price.rate * self._reading(name, request) / min(request.remaining, SPREAD)
-                for request in able
-            }
+            losses = {request.id: lost[request.id] + price.rate * self._reading(name, request) for request in able}
             bids[name] = bid(self.costs, name, curves, cached, price, losses)
         return bids
 
@@ -223,8 +220,8 @@ class Adaptive:
         return max(0, request.cached - self._states[request.id].read.get(name, 0) - FEW)
 
     def _reading(self, name: str, request: Request) -> float:
-        """Seconds in which a drafter would read what it has missed of a request."""
-        return self.costs.reading_seconds(name, self._unread(name, request))
+        """Seconds per step in which a drafter would read what it has missed of a request, over the next steps."""
+        return self.costs.reading_seconds(name, self._unread(name, request)) / max(1, min(request.remaining, SPREAD))
 
     def _compare(self, state: _State, tokens: Sequence[int]) -> None:
         """Learn from what a request committed, about all that was drafted for it."""
