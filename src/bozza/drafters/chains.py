@@ -64,19 +64,17 @@ class Chains:
 
     def link(self, place: int, before: tuple[int, ...]) -> None:
         """Enter a place that comes after these tokens; of more than 8 the last ones count."""
-        count = len(before)
-        for level, order in enumerate(ORDERS):
+        count, mask, newer = len(before), self._mask, self._newer
+        for level, (order, heads, older) in enumerate(zip(ORDERS, self._heads, self._older, strict=True)):
             if order > count:
                 break
-            heads = self._heads[level]
-            head = hash(before[-order:]) & self._mask
-            last = heads[head]
+            head = hash(before[-order:]) & mask
+            last = older[place] = heads[head]
             heads[head] = place
-            self._older[level][place] = last
-            if self._newer:
-                self._newer[level][place] = -1
+            if newer:
+                newer[level][place] = -1
                 if last >= 0:
-                    self._newer[level][last] = place
+                    newer[level][last] = place
 
     def unlink(self, place: int, before: tuple[int, ...]) -> None:
         """Take out a place that was entered with these tokens."""

@@ -50,6 +50,12 @@ class _State:
     used: dict[str, int] = field(default_factory=dict)  # paid drafter -> step of its last draft
     read: dict[str, int] = field(default_factory=dict)  # and how many tokens it had read then
 
+    def record(self, name: str) -> Record:
+        """How a drafter fared, empty at first."""
+        if (known := self.records.get(name)) is None:
+            known = self.records[name] = Record()
+        return known
+
 
 class Adaptive:
     """See the module.
@@ -135,7 +141,7 @@ class Adaptive:
     def _take(self, id_: int, name: str, draft: Draft, belief: Beliefs) -> None:
         """Note a draft."""
         state = self._states[id_]
-        record = state.records.setdefault(name, Record())
+        record = state.record(name)
         if not len(draft):
             record.streak = 0
             return
@@ -197,7 +203,7 @@ class Adaptive:
             curves = {}
             for request in able:
                 state = self._states[request.id]
-                record = state.records.setdefault(name, Record())
+                record = state.record(name)
                 curves[request.id] = self._gains.curve(
                     name, min(most, load.room[request.id]), state.free, record.bins(self._step), record.luck
                 )

@@ -209,13 +209,17 @@ class Beliefs:
 
     def trunk(self) -> list[int]:
         """The nodes from the root down, each the likeliest below the last."""
+        chances = self.chances
+        likeliest: dict[int, int] = {}  # node -> child
+        for node, parent in enumerate(self.parents):
+            rival = likeliest.get(parent)
+            if rival is None or chances[node] > chances[rival]:
+                likeliest[parent] = node
         nodes: list[int] = []
-        at = -1
-        for node, parent in enumerate(self.parents):  # children come after their parents, so one look is enough
-            if parent == at:
-                rivals = [n for n in range(node, len(self.parents)) if self.parents[n] == at]
-                at = max(rivals, key=lambda n: self.chances[n])
-                nodes.append(at)
+        at = likeliest.get(-1)
+        while at is not None:
+            nodes.append(at)
+            at = likeliest.get(at)
         return nodes
 
     def draft(self, nodes: Sequence[int]) -> Draft:

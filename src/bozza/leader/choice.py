@@ -51,7 +51,7 @@ def pick(costs: CostModel, load: Load, rate: float, beliefs: Mapping[int, Belief
     waiting.sort()
     best, gained, count = 0.0, 0.0, 0
     bare = costs.pass_seconds(load.rows, load.tokens, load.cached)
-    for number, (minus, *_) in enumerate(waiting, 1):
+    for number, (minus, _, _, _) in enumerate(waiting, 1):
         gained -= minus
         worth = gained - rate * (costs.pass_seconds(load.rows, load.tokens + number, load.cached) - bare)
         if worth > best:

@@ -170,18 +170,18 @@ class CostModel:
 
     def _curve(self, tokens: int) -> float:
         place, share = self._between(tokens)
-        if place + 1 == len(self._seconds):
-            return self._seconds[place]
-        return self._seconds[place] + share * (self._seconds[place + 1] - self._seconds[place])
+        seconds = self._seconds[place]
+        return seconds + share * (self._seconds[place + 1] - seconds) if share else seconds
 
     def _between(self, tokens: int) -> tuple[int, float]:
         """The knot before so many tokens, and which part of the way to the next one they are; > 1 beyond the last."""
-        place = bisect_right(self._tokens, tokens) - 1
-        place = max(0, min(place, len(self._tokens) - 2))
-        if len(self._tokens) == 1:
+        knots = self._tokens  # asked for a dozen times in a step of every request, so there is little in here
+        place, last = bisect_right(knots, tokens) - 1, len(knots) - 2
+        if place < 0 or last < 0:
             return 0, 0.0
-        first, second = self._tokens[place], self._tokens[place + 1]
-        return place, max(0.0, (tokens - first) / (second - first))
+        if place > last:
+            place = last
+        return place, (tokens - knots[place]) / (knots[place + 1] - knots[place])
 
 
 def _line(verify: Mapping[str, Any]) -> dict[int, float]:

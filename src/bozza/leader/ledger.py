@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bozza.core import Draft, Load, Plan, Request, StepStats
+from bozza.core import NO_DRAFT, Draft, Load, Plan, Request, StepStats
 from bozza.leader.choice import Bid, Prices
 from bozza.leader.cost import CostModel
 
@@ -85,13 +85,15 @@ class Ledger:
         if committed:
             self._settle_rate(outcome, committed, costs)
         for id_, tokens in committed.items():
-            draft = self._plan.drafts.get(id_, Draft())
-            self._depths[id_] = self._depths.get(id_, 8.0) + (len(draft) - self._depths.get(id_, 8.0)) / NEAR
-            self._settle_chances(draft, tokens)
+            draft = self._plan.drafts.get(id_, NO_DRAFT)
+            depth = self._depths.get(id_, 8.0)
+            self._depths[id_] = depth + (len(draft) - depth) / NEAR
+            if len(draft):
+                self._settle_chances(draft, tokens)
         self._depths = {id_: self._depths[id_] for id_ in committed}
         for record in self._records:
             tokens = tuple(committed.get(record["request"], ()))
-            paths = self._plan.drafts.get(record["request"], Draft()).paths()
+            paths = self._plan.drafts.get(record["request"], NO_DRAFT).paths()
             came = {
                 "committed": len(tokens),
                 "drafted": len(paths),
@@ -139,7 +141,7 @@ class Ledger:
         seconds = costs.pass_seconds(load.rows, load.tokens + sum(map(len, drafts.values())), load.cached)
         plain = costs.pass_seconds(load.rows, load.tokens, load.cached)
         for request in requests:
-            draft = drafts.get(request.id, Draft())
+            draft = drafts.get(request.id, NO_DRAFT)
             candidates: list[dict[str, Any]] = [{"drafters": [], "tokens": 0, "gain": 0.0, "seconds": plain}]
             candidates += [
                 {
