@@ -153,6 +153,14 @@ def test_reading_a_pass_belongs_to_the_pass_and_not_to_the_draft() -> None:
     )
 
 
+def test_what_reading_takes_a_drafter_is_found_without_time_for_a_long_prompt() -> None:
+    slow = {name: 10 * value for name, value in LAW.items()}
+    model = Lawful(Clock(), slow, 1000)
+    document = measured(model, [Timed(model.clock, {name: 10 * value for name, value in DRAFT.items()})], seconds=1.0)
+    assert document["verify"]["per_cached"] == 0.0  # no long prompt
+    assert document["drafters"]["slow"]["per_read"] == pytest.approx(READ * 10 * DRAFT["base"], rel=0.05)
+
+
 def test_a_machine_that_stalls_now_and_then_is_measured_as_if_it_did_not() -> None:
     model = Lawful(Clock(), LAW, 1000, stalls=0.05)
     document = measured(model, seconds=8.0)

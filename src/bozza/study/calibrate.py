@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 BATCH = 16  # most requests in a pass
 ROUNDS = 3  # least number of times that each shape is run
 PATIENCE = 120.0  # passes over one token that a calibration may take as long as: a small model needs no seconds
-LONG = 384  # tokens of the prompt that shows what cached tokens cost
+LONG = 384  # tokens of the prompt that shows what cached tokens cost, and what drafters take to read it
+LATE = 64  # tokens of one that shows the latter alone, where there is no time for more
 
 # From thorough to hasty: the first that can be run often enough in the time given is.
 GRADES = (
@@ -83,9 +84,12 @@ def _measure(stand: Stand, batch: int, seconds: float, clock: Callable[[], float
         enough = turn + 1 >= ROUNDS and 2 * now - started + guess.long(shapes.long) > end
         if enough or now > end + seconds / 2:  # a machine that stalls: rather inexact than late
             break
-    if not shapes.long:
-        return cost_document(passes, [], drafts)
-    return cost_document(passes, stand.long_passes(shapes.long, ROUNDS), drafts, stand.late_drafts())
+    distant, late = [], []
+    if shapes.long or (guess.drafting and widest >= LATE):
+        stand.read_prompt(shapes.long or LATE)
+        distant = stand.passes(ROUNDS) if shapes.long else []
+        late = stand.late_drafts() if guess.drafting else []
+    return cost_document(passes, distant, drafts, late)
 
 
 class Guess(NamedTuple):
@@ -106,7 +110,8 @@ class Guess(NamedTuple):
     def long(self, length: int) -> float:
         """The passes with a long prompt, which drafters read too: hardly slower than the model."""
         readers = 2 if self.drafting else 1
-        return (2 + ROUNDS) * self.plain + readers * self.per_token * length if length else 0.0
+        tokens = length or (LATE if self.drafting else 0)
+        return ((2 + ROUNDS) * self.plain if length else 0.0) + readers * self.per_token * tokens
 
 
 def _affordable(seconds: float, guess: Guess, batch: int, context: int) -> Shapes:

@@ -132,16 +132,19 @@ class Stand:
             passes.append(_pass_time(outcome))
             drafts += self._draft_times(outcome)
 
-    def long_passes(self, length: int, times: int) -> list[PassTime]:
-        """Passes over one token of a request with a long prompt."""
+    def read_prompt(self, length: int) -> None:
+        """Read a prompt of one request; the drafters do not."""
         self.clear()
         self._add(self._tokens(length))
         self._read()
         self._step(0)
+
+    def passes(self, times: int) -> list[PassTime]:
+        """Passes over one further token of the requests that run."""
         return [_pass_time(self._step(0)) for _ in range(times)]
 
     def late_drafts(self) -> list[LateDraft]:
-        """One token of each drafter, for the long prompt of `long_passes`, of which they have read nothing."""
+        """One token of each drafter for a request of which they have read nothing."""
         outcome = self._step(0, dict.fromkeys(self._paid, 1))
         return [LateDraft(call.name, outcome.cached_tokens, call.seconds) for call in self._draft_times(outcome)]
 
