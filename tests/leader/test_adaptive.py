@@ -318,6 +318,12 @@ def test_a_prompt_that_takes_longer_to_read_than_its_drafts_can_save_is_not_read
     assert all(serve(reader(0.001), request(0, range(300), 1000), 10, 0.001, 2))
 
 
+def test_what_was_read_once_costs_nothing_more() -> None:
+    leader = reader(0.001)
+    assert all(serve(leader, request(0, range(300), 1000), 20, 0.001, 2))
+    assert leader.costs.reading_seconds("model", 200) == pytest.approx(0.2, rel=0.1)
+
+
 def test_what_reading_takes_is_learned() -> None:
     leader = reader(0.001)
     for id_ in range(60):
