@@ -9,7 +9,7 @@ turn, sends the prompts with OpenAI's client (client.py), and compares every out
 speculation, one at a time. Where one differs, the place is shown with how much the plain model preferred its token
 there: rounding flips near-ties, nothing else may differ. With `--dtype float32` there are hardly any.
 
-Needs about 8 GB of disk, and 100-200 s to start each server. Run nothing else meanwhile. Each finished run is kept in
+Needs about 8 GB of disk, and 20 to 200 s to start each server. Run nothing else meanwhile. Each finished run is kept in
 FOLDER: started again, the script goes on where it stopped, unless prompts, lengths or the measured code have changed.
 """
 
@@ -155,7 +155,7 @@ def measured(given: argparse.Namespace, contestant: str) -> str:
 def runs_of(given: argparse.Namespace, model: str) -> Path:
     """Where the runs of a model are kept."""
     kind = "" if given.dtype == "auto" else f"-{given.dtype}"
-    return Path(given.folder) / f"{Path(model).name}{kind}"
+    return Path(given.folder / f"{Path(model).name}{kind}")
 
 
 def forget(folder: Path, contestant: str, mark: str) -> None:

@@ -68,6 +68,7 @@ class Timed:
         self.name = name
         self.asked: list[tuple[int, int]] = []
         self.live: set[int] = set()
+        self.longest = 0  # most tokens that it had to read for a draft
         self._unread: dict[int, int] = {}
         self._clock = clock
         self._law = law
@@ -86,6 +87,7 @@ class Timed:
         self._clock.now += law["base"] + law["per_depth"] * max(budgets) + law["per_token"] * sum(budgets)
         self._clock.now += sum(READ * law["base"] * (self._unread[request.id] - 1) for request in requests)
         for request in requests:
+            self.longest = max(self.longest, self._unread[request.id])
             self._unread[request.id] = 0
         return [Draft.chain([1] * budget, self.name) for budget in budgets]
 
@@ -156,7 +158,9 @@ def test_reading_a_pass_belongs_to_the_pass_and_not_to_the_draft() -> None:
 def test_what_reading_takes_a_drafter_is_found_without_time_for_a_long_prompt() -> None:
     slow = {name: 10 * value for name, value in LAW.items()}
     model = Lawful(Clock(), slow, 1000)
-    document = measured(model, [Timed(model.clock, {name: 10 * value for name, value in DRAFT.items()})], seconds=1.0)
+    drafter = Timed(model.clock, {name: 10 * value for name, value in DRAFT.items()})
+    document = measured(model, [drafter], seconds=1.0)
+    assert drafter.longest >= 64  # over fewer tokens, what a real one takes is lost in the noise
     assert document["verify"]["per_cached"] == 0.0  # no long prompt
     assert document["drafters"]["slow"]["per_read"] == pytest.approx(READ * 10 * DRAFT["base"], rel=0.05)
 

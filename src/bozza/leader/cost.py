@@ -124,14 +124,14 @@ class CostModel:
         """One call of a drafter; see `Asked`. 0 for a drafter that has never been seen."""
         if (weights := self._drafters.get(name)) is None:
             return 0.0
-        copies = self._copies
-        base, per_depth, *each = weights
-        sizes = (tokens, cached, unread)
-        return base + per_depth * depth + copies * sum(per * size for per, size in zip(each, sizes, strict=True))
+        base, per_depth, per_token, per_cached, per_read = weights
+        sized = per_token * tokens + per_cached * cached + per_read * unread
+        return base + per_depth * depth + sized * self._copies
 
     def reading_seconds(self, name: str, unread: int) -> float:
         """The part of a call that goes to reading what the drafter has missed."""
-        return self.draft_seconds(name, 0, 0, 0, 0, unread) - self.draft_seconds(name, 0, 0, 0, 0)
+        weights = self._drafters.get(name)
+        return weights[-1] * unread * self._copies if weights else 0.0
 
     def learn(self, step: StepStats, asked: Mapping[str, Asked]) -> None:
         """Take in a served step, and what its drafters were asked for."""
