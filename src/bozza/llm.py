@@ -193,7 +193,7 @@ class LLM:
     def apart(self, max_batch: int) -> LLM:
         """Another LLM over the same weights for measurements: its store is its own and goes with it."""
         twin = self._twin()
-        twin.runner = RaggedRunner(self.model, self.invariant)
+        twin.runner = RaggedRunner(self.model, self.invariant, self.runner.kernel)
         twin._max_batch, twin._token_budget = max_batch, max(self._token_budget, 32 * max_batch)
         return twin
 

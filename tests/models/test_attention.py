@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from bozza.core import Draft
-from bozza.models.attention import LEAST, SHORT, TILE, Group, Segment, Span, _calls, _calls_with_equal_bits
+from bozza.models.attention import LEAST, SHORT, TILE, Group, Segment, _calls, _calls_with_equal_bits
 from bozza.models.kvstore import padded_length
 from bozza.models.runner import RaggedRunner, Row
+from bozza.models.spans import Span
 from tiny import tiny
 
 CPU = torch.device("cpu")

@@ -99,7 +99,7 @@ def test_a_single_node_does_not_see_a_sibling_that_came_before(architecture):
 
 
 def test_negative_control_siblings_that_see_each_other_are_noticed(monkeypatch):
-    from bozza.models.attention import Span
+    from bozza.models.spans import Span
 
     ancestors = Span.ancestors
     monkeypatch.setattr(Span, "ancestors", lambda span: ancestors(span) | ancestors(span).roll(-1, 1))

@@ -7,7 +7,7 @@ from bozza.models.kvstore import KVStore, padded_length
 def fill(store, slot, values):
     start = store.append(slot, len(values))
     index = torch.tensor([store.flat_index(slot) + start + i for i in range(len(values))])
-    tensor = torch.tensor(values, dtype=torch.float32).view(-1, 1, 1)
+    tensor = torch.tensor(values, dtype=torch.float32).view(1, -1, 1)
     for layer in (0, 1):
         store.write(layer, index, tensor + layer, tensor - layer)
 

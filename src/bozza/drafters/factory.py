@@ -27,6 +27,7 @@ from bozza.models.packing import QUANTIZED, pack_alone
 from bozza.models.probe import load_runner
 from bozza.models.translation import Translation
 from bozza.models.vocabulary import vocabularies
+from bozza.native.attention import AttentionKernel, attention_kernel
 
 FREE: dict[str, Callable[[str], Drafter]] = {
     "grammar": GrammarDrafter,
@@ -65,7 +66,7 @@ class Factory:
                 folder = Path(spec.model).expanduser() if spec.model else shipped_head(self._target.path)
                 head = load_head(folder, self._target.model)
                 pack_alone(head)
-                self._loaded[key] = HeadRunner(head)
+                self._loaded[key] = HeadRunner(head, kernel_for(self._target))
             elif spec.kind == "mtp":
                 self._loaded[key] = load_modules(spec.model, self._target)
 
@@ -128,4 +129,9 @@ def load_modules(folder: str | None, target: Loaded) -> list[HeadRunner]:
     place = Path(folder).expanduser() if folder else target.path
     if place is None:
         raise ModelError("the target was not loaded from a folder, so MTP modules must be named: mtp:FOLDER")
-    return [HeadRunner(module) for module in load_mtp(place, target.model).steps]
+    return [HeadRunner(module, kernel_for(target)) for module in load_mtp(place, target.model).steps]
+
+
+def kernel_for(target: Loaded) -> AttentionKernel | None:
+    """The compiled attention of a target's heads: where its own is compiled."""
+    return attention_kernel() if target.compiled else None

@@ -22,6 +22,7 @@ from transformers import AttentionInterface
 
 from bozza.errors import UnsupportedModel
 from bozza.models.kvstore import KVStore, padded_length
+from bozza.models.spans import Span
 
 IMPLEMENTATION = "bozza_ragged"
 SHORT = 32  # segments of at most this many tokens share one padded call
@@ -29,51 +30,6 @@ TILE = 32  # query rows that the fused CPU kernel takes at a time
 LEAST = 4  # query rows of its last tile; below, matrix products take another path with other rounding
 WASTE = 4.0  # a padded call may compute at most this many times the rows that it is for
 REFUSED = ("position_bias", "indices", "block_indices")  # arguments that change attention in ways not written here
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One row of a pass: `count` tokens at [first, first + count) of the pass, after `start` cached ones in `slot`."""
-
-    slot: int
-    start: int
-    first: int
-    count: int
-    chain: int  # leading tokens in a line; the rest are draft nodes
-    parents: tuple[int, ...]  # of the draft nodes; -1 is the last token of the line
-    depths: tuple[int, ...]
-    fed: int = 0  # leading draft nodes that the slot holds already; the line is empty then
-
-    @property
-    def end(self) -> int:
-        return self.start + self.count
-
-    @property
-    def is_tree(self) -> bool:
-        return any(parent != node - 1 for node, parent in enumerate(self.parents))
-
-    @property
-    def base(self) -> int:
-        """Where in the slot the line and the draft begin."""
-        return self.start - self.fed
-
-    @property
-    def positions(self) -> list[int]:
-        """Position of each token from `base` on: siblings share one."""
-        last = self.base + self.chain - 1
-        return [*range(self.base, last + 1), *(last + depth for depth in self.depths)]
-
-    def ancestors(self) -> Tensor:
-        """bool [count, fed + count]: which tokens from `base` on each new token sees."""
-        size = self.fed + self.count
-        seen = torch.ones(size, size, dtype=torch.bool).tril_()
-        for node, parent in enumerate(self.parents):
-            row = self.chain + node
-            seen[row, self.chain :] = False
-            if parent >= 0:
-                seen[row] |= seen[self.chain + parent]
-            seen[row, row] = True
-        return seen[self.fed :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +141,7 @@ class Pass:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
         """Store this pass's keys and values, and attend; query [heads, tokens, size], result [tokens, heads, size]."""
         count = len(self._index)
-        self._store.write(layer, self._index, key[:, :count].transpose(0, 1), value[:, :count].transpose(0, 1))
+        self._store.write(layer, self._index, key[:, :count], value[:, :count])
         if len(self._groups) == 1 and self._groups[0].alone and query.shape[1] == count:
             group = self._groups[0]
             keys, values = self._store.read(layer, group.slots, group.length)

@@ -9,9 +9,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from bozza.models.attention import PLAIN, How, Pass, Span
+from bozza.models.attention import PLAIN, How
 from bozza.models.kvstore import KVStore
 from bozza.models.runner import Row, lay_out
+from bozza.models.spans import Span
+from bozza.native.attention import AttentionKernel, pass_over
 
 
 class AttendHow(Protocol):
@@ -81,10 +83,12 @@ class HeadRunner:
 
     Args:
         head: in evaluation mode, in the dtype that it is to run in.
+        kernel: compiled attention, where there is any.
     """
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: Head, kernel: AttentionKernel | None = None) -> None:
         self.head = head
+        self._kernel = kernel
         self._like = next(head.parameters())
         self._device = self._like.device
         self._store = KVStore(self._device)
@@ -127,7 +131,7 @@ class HeadRunner:
                 wanted += range(span.first + span.count - row.outputs, span.first + span.count)
             spans.append(span)
             ids += [*row.tokens, *row.draft.tokens[span.fed :]]
-        ragged = Pass(self._store, spans, self._device, equal_bits=False)
+        ragged = pass_over(self._store, spans, self._device, False, self._kernel)
         positions = torch.tensor([p for span in spans for p in span.positions[span.fed :]], device=self._device)
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, how: How = PLAIN) -> Tensor:

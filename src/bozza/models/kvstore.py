@@ -75,13 +75,17 @@ class KVStore:
         """Where the slot begins when slots and tokens are counted as one dimension."""
         return slot * self._capacity
 
-    def write(self, layer: int, index: Tensor, key: Tensor, value: Tensor) -> None:
-        """Put key and value [tokens, heads, head size] at flat positions `index`."""
+    def flat(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer's keys and values, each [slots * capacity, heads, size]; made if need be, for [heads, _, size]."""
         if layer not in self._layers:
             self._hold(layer, self._empty(key), self._empty(value))
-        keys, values = self._flat[layer]
-        keys.index_copy_(0, index, key)
-        values.index_copy_(0, index, value)
+        return self._flat[layer]
+
+    def write(self, layer: int, index: Tensor, key: Tensor, value: Tensor) -> None:
+        """Put key and value [heads, tokens, head size] at flat positions `index`."""
+        keys, values = self.flat(layer, key, value)
+        keys.index_copy_(0, index, key.transpose(0, 1))
+        values.index_copy_(0, index, value.transpose(0, 1))
 
     def read(self, layer: int, slots: slice, length: int) -> tuple[Tensor, Tensor]:
         """Views [slots, heads, length, head size] of a layer's keys and values."""
@@ -105,7 +109,7 @@ class KVStore:
 
     def _empty(self, like: Tensor) -> Tensor:
         # Zeros, not garbage: a masked position still takes part in 0 * value, and garbage may be NaN.
-        return like.new_zeros(self._slots, self._capacity, *like.shape[1:])
+        return like.new_zeros(self._slots, self._capacity, *like.shape[::2])
 
     def _grow(self, slots: int, capacity: int) -> None:
         # All of the new memory is there before anything changes: running out of it leaves the store as it was.

@@ -18,6 +18,7 @@ from bozza.errors import UnsupportedModel, first_line
 from bozza.models.compiling import compile_layers
 from bozza.models.invariance import check_invariant
 from bozza.models.runner import RaggedRunner, Row
+from bozza.native.attention import attention_kernel
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 MOVING_ROPE = {"dynamic", "longrope"}  # frequencies change with the longest position of a whole pass
@@ -29,7 +30,7 @@ def load_runner(model: Any, invariant: bool = False, compiled: bool = False) -> 
     """A runner for a loaded transformers model that has passed the probe.
 
     With `invariant`, also one whose logits do not depend on the shape of a pass, as far as `check_invariant` sees. With
-    `compiled`, the layers of the model are compiled (`bozza.models.compiling`) and probed once more.
+    `compiled`, its layers and attention are compiled (`bozza.models.compiling`, `bozza.native`) and probed once more.
 
     Raises:
         UnsupportedModel: the model cannot run ragged, or gives other numbers when it does.
@@ -42,6 +43,7 @@ def load_runner(model: Any, invariant: bool = False, compiled: bool = False) -> 
     _check(runner, model)
     if compiled:
         compile_layers(runner, model)
+        runner.kernel = attention_kernel()
         _check(runner, model)
     if invariant:
         check_invariant(runner)

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from bozza.core import NO_DRAFT, Draft
-from bozza.models.attention import Pass, Span, attending
+from bozza.models.attention import attending
 from bozza.models.kvstore import KVStore
+from bozza.models.spans import Span
+from bozza.native.attention import AttentionKernel, pass_over
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +83,12 @@ class RaggedRunner:
     Args:
         model: a transformers model in evaluation mode.
         invariant: in float32 on a CPU too, let no logit depend on the shape of its pass (`check_invariant` tries it).
+        kernel: compiled attention, where there is any.
     """
 
-    def __init__(self, model: Any, invariant: bool = False) -> None:
+    def __init__(self, model: Any, invariant: bool = False, kernel: AttentionKernel | None = None) -> None:
         self._model = model
+        self.kernel = kernel
         config = model.config.get_text_config(decoder=True)
         self.vocab_size: int = config.vocab_size
         self.context_length: int = getattr(config, "max_position_embeddings", None) or 1 << 30
@@ -133,7 +137,8 @@ class RaggedRunner:
         filling = self._filling(len(ids))
         ids, positions = ids + ids[:1] * filling, positions + positions[:1] * filling
         extra = {"output_hidden_states": list(hidden_layers)} if hidden_layers else {}
-        with attending(self._configs, Pass(self.store, spans, self.device, self._equal_bits)):
+        ragged = pass_over(self.store, spans, self.device, self._equal_bits, self.kernel)
+        with attending(self._configs, ragged):
             output = self._model(
                 input_ids=torch.tensor([ids], device=self.device),
                 position_ids=torch.tensor([positions], device=self.device),

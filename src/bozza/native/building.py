@@ -1,0 +1,48 @@
+"""C++ beside this file becomes a shared library in Bozza's cache folder, once for each source and compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from bozza.models.catalog import cache_folder
+
+# Sums stay in the order in which they are written: bits must not depend on what a compiler makes of them.
+FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-fopenmp")
+
+
+def library(source: Path, flags: tuple[str, ...], folder: Path | None = None) -> ctypes.CDLL:
+    """The compiled form of a source file. OpenMP is torch's own, since that is loaded already.
+
+    Args:
+        source: a file that includes nothing of ours.
+        flags: beside `FLAGS`.
+        folder: where libraries are kept; otherwise in Bozza's cache folder.
+
+    Raises:
+        OSError: it cannot be written or loaded.
+        RuntimeError: there is no C++ compiler, or it refuses the source.
+    """
+    from torch._inductor.cpp_builder import get_cpp_compiler  # the one that compiles layers
+
+    compiler = get_cpp_compiler()
+    command = [compiler, *FLAGS, *flags]
+    told = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    key = hashlib.sha256("\0".join([source.read_text(), told, *command]).encode()).hexdigest()[:16]
+    place = (folder or cache_folder() / "native") / f"{source.stem}-{key}.so"
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(suffix=".so", dir=place.parent)
+        os.close(handle)
+        try:
+            made = subprocess.run([*command, str(source), "-o", scratch], capture_output=True, text=True, check=False)
+            if made.returncode:
+                raise RuntimeError(next((line for line in made.stderr.splitlines() if "error" in line), made.stderr))
+            Path(scratch).replace(place)
+        finally:
+            Path(scratch).unlink(missing_ok=True)
+    return ctypes.CDLL(str(place))
