@@ -23,6 +23,7 @@ from bozza.exactness import Difference, first_difference
 from bozza.intake import Intake, Message, sample_seed
 from bozza.leader import Adaptive, CostModel, Fixed, Leader, Off
 from bozza.models.identity import identity
+from bozza.models.invariance import branches_agree
 from bozza.models.loading import end_ids, load_target
 from bozza.models.packing import check_quantize
 from bozza.models.probe import load_runner
@@ -83,8 +84,8 @@ class LLM:
         compile: compile the layers of a model on a CPU, which takes seconds and a C++ compiler and shortens each pass.
             Its roundings are its own, the same in every pass (docs/speed.md).
         invariant: results must not depend on the shape of a pass, to the last bit, in float32 too (see
-            docs/design.md). Drafts are then chains, and the machine is tried out when the model is loaded. Under the
-            rules with coins sampled text still depends on what was drafted.
+            docs/design.md). Drafts are then chains unless attention is compiled, and the machine is tried out when
+            the model is loaded. Under the rules with coins sampled text still depends on what was drafted.
         shared_history: drafter "suffix" also copies from earlier outputs of other requests: True for as long as this
             LLM and its twins live, a path to keep them in this file. Off by default, since it can leak what others
             wrote (docs/design.md, "Shared history").
@@ -129,6 +130,7 @@ class LLM:
         self.model_path = loaded.path
         self.runner = load_runner(loaded.model, invariant, loaded.compiled)
         self.invariant = invariant
+        self._chains_only = invariant and not (self.runner.kernel is not None and branches_agree(self.runner))
         self._loaded = loaded
         self._intake = Intake(loaded.tokenizer, self.runner.vocab_size, end_ids(loaded.model))
         self._fresh_seed = fresh_seed
@@ -221,7 +223,7 @@ class LLM:
             RULES[self.rule](),
             leader,
             end_ids=end_ids(self.model),
-            chains_only=self.invariant,
+            chains_only=self._chains_only,
             max_running=self._max_batch,
             token_budget=self._token_budget,
         )

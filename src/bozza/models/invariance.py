@@ -14,6 +14,7 @@ from bozza.errors import ModelError
 from bozza.models.runner import RaggedRunner, Row
 
 LENGTH, COMPARED = 144, 24  # past the first boundary of padded lengths; the end of the text is read in all ways
+TREE = (-1, -1, 0, 1, 1, 3, 4, 6)  # parents of nodes
 
 
 def check_invariant(runner: RaggedRunner) -> None:
@@ -92,6 +93,25 @@ def read_together(
     for slot in slots:
         runner.free(slot)
     return [torch.cat(parts) for parts in logits]
+
+
+def branches_agree(runner: RaggedRunner) -> bool:
+    """Whether the nodes of a tree have the bits of their branches read token by token, as far as one tree tells."""
+    ids = torch.randint(1, runner.vocab_size, (128 + len(TREE),), generator=torch.Generator().manual_seed(0)).tolist()
+    nodes = ids[: len(TREE)]
+    for held in (3, 62, 126):
+        line = ids[len(TREE) : len(TREE) + min(held + 1, runner.context_length - len(TREE))]
+        slot = _slot_with(runner, line[:-1])
+        found = runner.forward([Row(slot, line[-1:], Draft(tuple(nodes), TREE, ("probe",) * len(TREE)))]).logits[1:]
+        runner.free(slot)
+        for node, logits in enumerate(found):
+            branch: list[int] = []
+            while node >= 0:
+                branch.insert(0, nodes[node])
+                node = TREE[node]
+            if not torch.equal(read_alone(runner, line + branch, itertools.repeat(1), len(line) - 1)[-1], logits):
+                return False
+    return True
 
 
 def _slot_with(runner: RaggedRunner, ids: Sequence[int]) -> int:

@@ -28,7 +28,7 @@ ROWS = 128  # query rows of a tile, about: packing keys for them costs little th
 STEP, WIDEST = 32, 512  # sizes of a head are multiples of one and at most the other
 
 
-class _Layer(ctypes.Structure):
+class LayerStruct(ctypes.Structure):
     """`Layer` of attend.cpp."""
 
     _fields_ = (
@@ -95,7 +95,7 @@ class AttentionKernel:
         pointers = (each.data_ptr() for each in (query, key, value, *store, out))
         strides = (stride for each in (query, key, value) for stride in each.stride()[:2])
         scale = size**-0.5 if scale is None else scale
-        layer = _Layer(*pointers, *strides, heads, key.shape[0], size, value.shape[2], scale)
+        layer = LayerStruct(*pointers, *strides, heads, key.shape[0], size, value.shape[2], scale)
         if self._attend(ctypes.byref(plan.struct), ctypes.byref(layer)):
             raise MemoryError("attention has no memory to work in")
         return out
