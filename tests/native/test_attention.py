@@ -21,15 +21,15 @@ from bozza.models.packing import pack_model
 from bozza.models.probe import load_runner
 from bozza.models.runner import RaggedRunner, Row, lay_out
 from bozza.models.spans import Span
-from bozza.native import attention
 from bozza.native.attention import AttentionKernel, attention_kernel, pass_over
+from bozza.native.building import native_works
 from products import draw, needs_compiler
 from tiny import VOCAB, shallower, tiny, tiny_head, token_prompts
 
 CPU = torch.device("cpu")
 Rows = dict[int, tuple[Sequence[int], Draft]]  # request -> tokens and a draft
 SHAPES = [(12, 2, 128, 128), (9, 3, 64, 64), (4, 4, 32, 96), (16, 1, 96, 64)]  # heads, kv heads, size, value size
-needs_kernel = [needs_compiler, pytest.mark.skipif(not attention.kernel_works(), reason="not for this processor")]
+needs_kernel = [needs_compiler, pytest.mark.skipif(not native_works(), reason="not for this processor")]
 pytestmark = needs_kernel
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from bozza.errors import ModelError
 from bozza.models.catalog import cache_folder
-from bozza.native import attention
-from bozza.native.building import library
+from bozza.native import attention, products
+from bozza.native.building import library, native_works
 from bozza.native.plan import PlanStruct
 from products import needs_compiler
 
@@ -55,7 +55,7 @@ def test_attention_that_cannot_be_compiled_is_refused_in_one_line(
 ) -> None:
     from torch._inductor import config
 
-    monkeypatch.setattr(attention, "kernel_works", lambda: True)
+    monkeypatch.setattr(attention, "native_works", lambda: True)
     if problem == "folder":  # none can be made below a file
         monkeypatch.setenv("BOZZA_CACHE", str(source(tmp_path, "")))
     patch = config.patch({"cpp.cxx": ("no-such-compiler",)} if problem == "compiler" else {})
@@ -66,7 +66,7 @@ def test_attention_that_cannot_be_compiled_is_refused_in_one_line(
 
 
 def test_other_processors_go_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "kernel_works", lambda: False)
+    monkeypatch.setattr(attention, "native_works", lambda: False)
     assert attention.attention_kernel() is None
 
 
@@ -75,14 +75,16 @@ def test_which_processors_it_is_for(monkeypatch: pytest.MonkeyPatch, bf16: bool,
     import torch
 
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16, raising=False)
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True, raising=False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx, raising=False)
-    assert attention.kernel_works() == works
+    assert native_works() == works
 
 
 def test_structures_are_those_of_the_source() -> None:
     """Names and order of what crosses the border, both ways."""
     text = attention.SOURCE.read_text()
-    for name, struct in (("Plan", PlanStruct), ("Layer", attention.LayerStruct)):
+    text += products.SOURCE.read_text()
+    for name, struct in (("Plan", PlanStruct), ("Layer", attention.LayerStruct), ("Job", products.JobStruct)):
         body = text.partition(f"struct {name} {{")[2].partition("};")[0]
         lines = [line.partition("//")[0].strip().rstrip(";") for line in body.splitlines()]
         names = [part.split()[-1].strip("*") for line in lines if line for part in line.split(",")]

@@ -28,6 +28,7 @@ from bozza.models.probe import load_runner
 from bozza.models.translation import Translation
 from bozza.models.vocabulary import vocabularies
 from bozza.native.attention import AttentionKernel, attention_kernel
+from bozza.native.products import use_native_products
 
 FREE: dict[str, Callable[[str], Drafter]] = {
     "grammar": GrammarDrafter,
@@ -66,6 +67,8 @@ class Factory:
                 folder = Path(spec.model).expanduser() if spec.model else shipped_head(self._target.path)
                 head = load_head(folder, self._target.model)
                 pack_alone(head)
+                if self._target.compiled:
+                    use_native_products(head)
                 self._loaded[key] = HeadRunner(head, kernel_for(self._target))
             elif spec.kind == "mtp":
                 self._loaded[key] = load_modules(spec.model, self._target)

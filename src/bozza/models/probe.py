@@ -19,6 +19,7 @@ from bozza.models.compiling import compile_layers
 from bozza.models.invariance import check_invariant
 from bozza.models.runner import RaggedRunner, Row
 from bozza.native.attention import attention_kernel
+from bozza.native.products import use_native_products
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 MOVING_ROPE = {"dynamic", "longrope"}  # frequencies change with the longest position of a whole pass
@@ -44,6 +45,7 @@ def load_runner(model: Any, invariant: bool = False, compiled: bool = False) -> 
     if compiled:
         compile_layers(runner, model)
         runner.kernel = attention_kernel()
+        use_native_products(model)
         _check(runner, model)
     if invariant:
         check_invariant(runner)

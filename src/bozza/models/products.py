@@ -7,7 +7,7 @@ Both forms are oneDNN's, through operators of torch. A product of few rows costs
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -38,11 +38,13 @@ class Product(Protocol):
 class Kernel:
     """What multiplies, as a call for eager code and for compiled code, whose graphs cannot hold packed weights.
 
-    A graph holds a number in their place, as a tensor, so that one graph serves all layers.
+    A graph holds a number in their place, as a tensor, so that one graph serves all layers. `instead`, where it is set,
+    is called in place of `multiply` (see `bozza.native.products`).
     """
 
-    def __init__(self, outputs: int, dtype: torch.dtype) -> None:
-        self._outputs, self._dtype = outputs, dtype
+    def __init__(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
+        self.shape, self._dtype = shape, dtype  # [out, in]
+        self.instead: Callable[[Tensor], Tensor] | None = None
         number = next(_numbers)
         self._number = torch.tensor(number)
         _kernels[number] = self
@@ -50,9 +52,13 @@ class Kernel:
     def call(self, x: Tensor) -> Tensor:
         """`multiply`, wherever it is called."""
         if torch.compiler.is_compiling():
-            result: Tensor = torch.ops.bozza.multiply(x, self._number, self._outputs, self._dtype)
+            result: Tensor = torch.ops.bozza.multiply(x, self._number, self.shape[0], self._dtype)
             return result
-        return self.multiply(x)
+        return self.run(x)
+
+    def run(self, x: Tensor) -> Tensor:
+        """The same outside of compiled code."""
+        return self.multiply(x) if self.instead is None else self.instead(x)
 
     def multiply(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., outputs] in `dtype`."""
@@ -65,7 +71,7 @@ torch.library.define("bozza::multiply", "(Tensor x, Tensor kernel, SymInt output
 
 
 def _multiply(x: Tensor, kernel: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
-    return _kernels[int(kernel)].multiply(x)
+    return _kernels[int(kernel)].run(x)
 
 
 def _multiply_shape(x: Tensor, kernel: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
@@ -80,9 +86,9 @@ class PackedProduct(Kernel):
     """bfloat16 weights in oneDNN's own order. Each row of the result has the bits that `Linear` gives it."""
 
     def __init__(self, weights: Sequence[Tensor], bias: Tensor | None) -> None:
-        super().__init__(sum(weight.shape[0] for weight in weights), torch.bfloat16)
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(_below(weights), ROWS)
-        self._bias = bias
+        super().__init__((sum(map(len, weights)), weights[0].shape[1]), torch.bfloat16)
+        self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(_below(weights), ROWS)
+        self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Product`."""
@@ -90,12 +96,12 @@ class PackedProduct(Kernel):
 
     def multiply(self, x: Tensor) -> Tensor:
         """See `Kernel`."""
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         return result
 
     def weight(self) -> Tensor:
         """See `Product`."""
-        dense: Tensor = self._weight.to_dense()
+        dense: Tensor = self.packed.to_dense()
         return dense
 
 
@@ -113,24 +119,24 @@ class Int8Product(Kernel):
         width = weights[0].shape[1]
         if width > WIDEST:
             raise ModelError(f"int8 products have at most {WIDEST} inputs, this one {width}: drop quantize")
-        super().__init__(sum(weight.shape[0] for weight in weights), torch.float32)
-        ints = torch.empty(self._outputs, width, dtype=torch.int8)
-        self._scale = torch.empty(len(ints))
+        super().__init__((sum(map(len, weights)), width), torch.float32)
+        ints = torch.empty(self.shape, dtype=torch.int8)
+        self.scale = torch.empty(len(ints))
         first = 0
         for part in (
             part for weight in weights for part in torch.split(weight.detach(), BLOCK)
         ):  # float32 copies stay small
             place = slice(first, first := first + len(part))
-            ints[place], self._scale[place] = quantize_channels(part)
-        self._weight = torch.ops.onednn.qlinear_prepack(ints, None)
-        self._shape = (len(ints), width)
+            ints[place], self.scale[place] = quantize_channels(part)
+        self.packed: Tensor = torch.ops.onednn.qlinear_prepack(ints, None)
+        self.sums = ints.sum(dim=1, dtype=torch.int32)
         self._zeros = torch.zeros(len(ints), dtype=torch.int32)
         self._bias = None if bias is None else bias.float()
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Product`."""
         if not x.numel():
-            return x.new_empty(*x.shape[:-1], self._shape[0])
+            return x.new_empty(*x.shape[:-1], self.shape[0])
         levels, scale = quantize_rows(x)
         out = self.call(levels).mul_(scale)
         if self._bias is not None:
@@ -139,7 +145,7 @@ class Int8Product(Kernel):
 
     def weight(self) -> Tensor:
         """See `Product`."""
-        out, width = self._shape
+        out, width = self.shape
         dense = torch.empty(out, width, dtype=torch.bfloat16)
         for first in range(0, width, ROWS):  # a product with rows of the identity shows columns, whatever the order
             rows = torch.full((min(ROWS, width - first), width), ZERO, dtype=torch.uint8)
@@ -150,7 +156,7 @@ class Int8Product(Kernel):
     def multiply(self, levels: Tensor) -> Tensor:
         """See `Kernel`; of `quantize_rows`' integers, in steps of each row."""
         sums: Tensor = torch.ops.onednn.qlinear_pointwise(
-            levels, 1.0, ZERO, self._weight, self._scale, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
+            levels, 1.0, ZERO, self.packed, self.scale, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )
         return sums
 

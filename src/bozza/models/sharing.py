@@ -55,6 +55,11 @@ class PackedLinear(nn.Module):
         return self._shared.part(self._index, input)
 
     @property
+    def product(self) -> Product:
+        """That of all layers which share its input."""
+        return self._shared.product
+
+    @property
     def weight(self) -> Tensor:
         """[out, in], as it is computed with."""
         return self._shared.weight(self._index)

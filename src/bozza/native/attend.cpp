@@ -310,7 +310,7 @@ extern "C" int bozza_attend(const Plan* plan, const Layer* layer) {
     for (int i = 0; i < plan->tile_count; ++i) most = std::max(most, plan->tiles[i].count);
     const int rows = most * (layer->heads / layer->kv_heads), tasks = plan->tile_count * layer->kv_heads;
     const size_t bytes = (Work::bytes(*layer, rows) + 63) / 64 * 64;
-#pragma omp parallel num_threads(std::min(plan->threads, tasks)) reduction(| : failed)
+#pragma omp parallel num_threads(std::max(1, std::min(plan->threads, tasks))) reduction(| : failed)
     {
 #pragma omp for
         for (int token = 0; token < plan->tokens; ++token) keep(*plan, *layer, token);

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bozza.errors import ModelError, first_line
 from bozza.models.attention import Attends, How, Pass
 from bozza.models.kvstore import KVStore
 from bozza.models.spans import Span
-from bozza.native.building import library
+from bozza.native.building import library, native_works, or_refuse
 from bozza.native.plan import Plan
 
 SOURCE = Path(__file__).parent / "attend.cpp"
@@ -37,13 +36,6 @@ class LayerStruct(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "size", "value_size")),
         ("scale", ctypes.c_float),
     )
-
-
-def kernel_works() -> bool:
-    """Whether this processor is one that the kernel is for."""
-    has: Any = torch.cpu
-    bf16, amx = (getattr(has, f"_is_{name}_supported", lambda: False)() for name in ("avx512_bf16", "amx_tile"))
-    return bool(bf16 and not amx)
 
 
 class AttentionKernel:
@@ -102,17 +94,15 @@ class AttentionKernel:
 
 
 def attention_kernel() -> AttentionKernel | None:
-    """The compiled code, or None on a processor that it is not for.
+    """The compiled code, or None on a processor that our kernels are not for.
 
     Raises:
         ModelError: it cannot be compiled or kept.
     """
-    if not kernel_works():
+    if not native_works():
         return None
-    try:
+    with or_refuse("attention"):
         return AttentionKernel()
-    except (OSError, RuntimeError) as problem:
-        raise ModelError(f"attention cannot be compiled ({first_line(problem)}): drop compile") from problem
 
 
 class NativePass:

@@ -7,12 +7,36 @@ import hashlib
 import os
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from bozza.errors import ModelError, first_line
 from bozza.models.catalog import cache_folder
 
 # Sums stay in the order in which they are written: bits must not depend on what a compiler makes of them.
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-fopenmp")
+
+
+def native_works() -> bool:
+    """Whether this processor is one that our kernels are for: AVX-512 with BF16 and VNNI, and none with AMX."""
+    has: Any = torch.cpu
+    bf16, vnni, amx = (
+        bool(getattr(has, f"_is_{name}_supported", lambda: False)()) for name in ("avx512_bf16", "vnni", "amx_tile")
+    )
+    return bf16 and vnni and not amx
+
+
+@contextmanager
+def or_refuse(what: str) -> Iterator[None]:
+    """Within, what `library` raises becomes a `ModelError`."""
+    try:
+        yield
+    except (OSError, RuntimeError) as problem:
+        raise ModelError(f"{what} cannot be compiled ({first_line(problem)}): drop compile") from problem
 
 
 def library(source: Path, flags: tuple[str, ...], folder: Path | None = None) -> ctypes.CDLL:

@@ -1,0 +1,153 @@
+// Products with weights in oneDNN's order for AVX-512: few rows at the speed at which the memory gives the weights.
+//
+// That order is [out / 64, in / group, 64, group] with groups of 4 bytes, filled up with zeros. Each output of each row
+// is one chain of `vpdpbusd` or `vdpbf16ps` along the inputs, however many rows there are, so its bits depend on nothing
+// else. Weights are read once; what the next rows need of them is in the first cache then, and while the rows compute
+// they ask for the next block.
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+namespace {
+
+constexpr int LANES = 16;
+constexpr int VECTORS = 4;
+constexpr int TILE = LANES * VECTORS;  // outputs
+constexpr int ROWS = 6;                // rows at once: 6 x 4 accumulators
+constexpr int BLOCK = 32;              // groups of inputs that stay in the first cache while all rows use them
+constexpr int MOST = 96;               // rows that go through a tile before the next one
+
+struct Job {
+    const void* x;        // [rows, in] uint8 around 128, or bfloat16
+    const int32_t* weight;
+    const float* scale;   // [out] of integers; unused in bfloat16
+    const int32_t* sums;  // [out] of the integers of a weight; unused in bfloat16
+    const float* bias;    // [out] or null; bfloat16 only
+    void* result;         // [rows, out] float32 of integers, else bfloat16
+    int32_t rows, in, out;
+    int32_t packed;       // inputs of a weight, filled up
+    int32_t threads;
+};
+
+struct Integers {
+    using Sum = __m512i;
+    static constexpr int GROUP = 4;
+    using Input = uint8_t;
+    static Sum nothing() { return _mm512_setzero_si512(); }
+    static Sum load(const int32_t* at) { return _mm512_load_si512(at); }
+    static void store(int32_t* at, Sum sum) { _mm512_store_si512(at, sum); }
+    // Its intrinsic makes GCC copy each sum back and forth (seen in version 12).
+    static Sum add(Sum sum, __m512i x, __m512i weight) {
+        asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(weight));
+        return sum;
+    }
+    static void finish(const Job& job, int row, int first, __mmask16 there, Sum sum) {
+        const __m512i zero = _mm512_slli_epi32(_mm512_maskz_loadu_epi32(there, job.sums + first), 7);
+        const __m512 value = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, zero));
+        const __m512 scale = _mm512_maskz_loadu_ps(there, job.scale + first);
+        _mm512_mask_storeu_ps((float*)job.result + (int64_t)row * job.out + first, there, _mm512_mul_ps(value, scale));
+    }
+};
+
+struct Floats {
+    using Sum = __m512;
+    static constexpr int GROUP = 2;
+    using Input = uint16_t;
+    static Sum nothing() { return _mm512_setzero_ps(); }
+    static Sum load(const int32_t* at) { return _mm512_load_ps(at); }
+    static void store(int32_t* at, Sum sum) { _mm512_store_ps(at, sum); }
+    static Sum add(Sum sum, __m512i x, __m512i weight) {
+        return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)weight);
+    }
+    static void finish(const Job& job, int row, int first, __mmask16 there, Sum sum) {
+        if (job.bias) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(there, job.bias + first));
+        _mm256_mask_storeu_epi16((uint16_t*)job.result + (int64_t)row * job.out + first, there,
+                                 (__m256i)_mm512_cvtneps_pbh(sum));
+    }
+};
+
+// Calls `body` with 0, 1, ... as constants, so that compilers keep arrays that it indexes in registers.
+template <int N, class Body>
+[[gnu::always_inline]] inline void repeat(const Body& body) {
+    if constexpr (N > 0) {
+        repeat<N - 1>(body);
+        body(std::integral_constant<int, N - 1>());
+    }
+}
+
+// Adds `groups` groups of inputs of M rows to their sums [M, TILE], and asks for a part of the next block's weights.
+template <class Kind, int M>
+inline void add(const typename Kind::Input* x, int64_t stride, const int32_t* weight, int groups, bool fresh,
+                const char* next, int lines, int32_t* sums) {
+    typename Kind::Sum held[M * VECTORS];
+    repeat<M * VECTORS>([&](auto i) [[gnu::always_inline]] {
+        held[i] = fresh ? Kind::nothing() : Kind::load(sums + i * LANES);
+    });
+    for (int group = 0; group < groups; ++group, weight += TILE) {
+        __m512i right[VECTORS];
+        repeat<VECTORS>([&](auto n) [[gnu::always_inline]] {
+            right[n] = _mm512_loadu_si512(weight + n * LANES);
+        });
+        for (int line = 0; line < lines; ++line, next += 64) _mm_prefetch(next, _MM_HINT_T0);
+        repeat<M>([&](auto m) [[gnu::always_inline]] {
+            const __m512i left = _mm512_set1_epi32(*(const int32_t*)(x + m * stride + group * Kind::GROUP));
+            repeat<VECTORS>([&](auto n) [[gnu::always_inline]] {
+                constexpr int i = m * VECTORS + n;
+                held[i] = Kind::add(held[i], left, right[n]);
+            });
+        });
+    }
+    repeat<M * VECTORS>([&](auto i) [[gnu::always_inline]] { Kind::store(sums + i * LANES, held[i]); });
+}
+
+template <class Kind>
+void tile(const Job& job, int first, int low, int high) {
+    alignas(64) int32_t sums[MOST * TILE];
+    const auto* x = (const typename Kind::Input*)job.x + (int64_t)low * job.in;
+    const int rows = high - low;
+    const int groups = job.in / Kind::GROUP;
+    const int32_t* weight = job.weight + (int64_t)first * (job.packed / Kind::GROUP);
+    // While the rows use a block, all together ask for one more, a few lines at each group.
+    const int parts = (rows + ROWS - 1) / ROWS, lines = (VECTORS + parts - 1) / parts;
+    for (int start = 0; start < groups; start += BLOCK) {
+        const int count = std::min(BLOCK, groups - start);
+        const char* next = (const char*)(weight + (int64_t)(start + count) * TILE);
+        for (int row = 0; row < rows; row += ROWS, next += lines * count * 64) {
+            const auto* from = x + (int64_t)row * job.in + start * Kind::GROUP;
+            const int32_t* right = weight + (int64_t)start * TILE;
+            int32_t* to = sums + row * TILE;
+            switch (std::min(ROWS, rows - row)) {
+                case 1: add<Kind, 1>(from, job.in, right, count, start == 0, next, lines, to); break;
+                case 2: add<Kind, 2>(from, job.in, right, count, start == 0, next, lines, to); break;
+                case 3: add<Kind, 3>(from, job.in, right, count, start == 0, next, lines, to); break;
+                case 4: add<Kind, 4>(from, job.in, right, count, start == 0, next, lines, to); break;
+                case 5: add<Kind, 5>(from, job.in, right, count, start == 0, next, lines, to); break;
+                default: add<Kind, ROWS>(from, job.in, right, count, start == 0, next, lines, to);
+            }
+        }
+    }
+    for (int row = 0; row < rows; ++row)
+        for (int n = 0; n < VECTORS; ++n) {
+            const int left = std::clamp(job.out - first - n * LANES, 0, LANES);
+            if (left)
+                Kind::finish(job, low + row, first + n * LANES, (__mmask16)((1u << left) - 1),
+                             Kind::load(sums + row * TILE + n * LANES));
+        }
+}
+
+template <class Kind>
+void multiply(const Job& job) {
+    const int tiles = (job.out + TILE - 1) / TILE;
+#pragma omp parallel for num_threads(std::min(job.threads, tiles)) schedule(static)
+    for (int index = 0; index < tiles; ++index)
+        for (int row = 0; row < job.rows; row += MOST)
+            tile<Kind>(job, index * TILE, row, std::min(row + MOST, job.rows));
+}
+
+}  // namespace
+
+extern "C" void bozza_multiply_integers(const Job* job) { multiply<Integers>(*job); }
+extern "C" void bozza_multiply_floats(const Job* job) { multiply<Floats>(*job); }
