@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 import bozza
-from bozza.errors import ConfigError
+from bozza.errors import ConfigError, ModelError
 from bozza.llm import LLM
 from bozza.models.eagle import EagleHead, HeadShape, head_rows, start_from_target
 from bozza.models.heads import layer_like, save_head
@@ -96,10 +96,14 @@ class Run:
         return data
 
     def _writer(self, file: ConversationFile) -> LLM:
-        """The same model, which says the same, with packed weights; unless all is written already."""
+        """The same model with packed weights, compiled where that can be done; unless all is written already."""
         if sum(len(each.tokens) for each in file.dataset(self.order.tokens)) >= self.order.tokens:
             return self.llm
-        return LLM(self.order.model, policy="off", max_batch=BATCH, token_budget=1024)
+        options: dict[str, Any] = {"policy": "off", "max_batch": BATCH, "token_budget": 512}
+        try:
+            return LLM(self.order.model, compile=True, **options)
+        except ModelError:
+            return LLM(self.order.model, **options)
 
     def features(self, data: list[Conversation], layers: Sequence[int]) -> Features:
         """The target's hidden states and laws; those that are missing are computed."""
