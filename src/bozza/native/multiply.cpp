@@ -69,9 +69,11 @@ struct Floats {
     }
 };
 
+#define INLINE __attribute__((always_inline))
+
 // Calls `body` with 0, 1, ... as constants, so that compilers keep arrays that it indexes in registers.
 template <int N, class Body>
-[[gnu::always_inline]] inline void repeat(const Body& body) {
+INLINE inline void repeat(const Body& body) {
     if constexpr (N > 0) {
         repeat<N - 1>(body);
         body(std::integral_constant<int, N - 1>());
@@ -83,24 +85,24 @@ template <class Kind, int M>
 inline void add(const typename Kind::Input* x, int64_t stride, const int32_t* weight, int groups, bool fresh,
                 const char* next, int lines, int32_t* sums) {
     typename Kind::Sum held[M * VECTORS];
-    repeat<M * VECTORS>([&](auto i) [[gnu::always_inline]] {
+    repeat<M * VECTORS>([&](auto i) INLINE {
         held[i] = fresh ? Kind::nothing() : Kind::load(sums + i * LANES);
     });
     for (int group = 0; group < groups; ++group, weight += TILE) {
         __m512i right[VECTORS];
-        repeat<VECTORS>([&](auto n) [[gnu::always_inline]] {
+        repeat<VECTORS>([&](auto n) INLINE {
             right[n] = _mm512_loadu_si512(weight + n * LANES);
         });
         for (int line = 0; line < lines; ++line, next += 64) _mm_prefetch(next, _MM_HINT_T0);
-        repeat<M>([&](auto m) [[gnu::always_inline]] {
+        repeat<M>([&](auto m) INLINE {
             const __m512i left = _mm512_set1_epi32(*(const int32_t*)(x + m * stride + group * Kind::GROUP));
-            repeat<VECTORS>([&](auto n) [[gnu::always_inline]] {
-                constexpr int i = m * VECTORS + n;
+            repeat<VECTORS>([&](auto n) INLINE {
+                constexpr int i = decltype(m)::value * VECTORS + decltype(n)::value;
                 held[i] = Kind::add(held[i], left, right[n]);
             });
         });
     }
-    repeat<M * VECTORS>([&](auto i) [[gnu::always_inline]] { Kind::store(sums + i * LANES, held[i]); });
+    repeat<M * VECTORS>([&](auto i) INLINE { Kind::store(sums + i * LANES, held[i]); });
 }
 
 template <class Kind>

@@ -1,0 +1,121 @@
+"""Compiled products: the numbers of the products that they stand for, and a row's bits however many rows there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from bozza.models.packing import pack_model
+from bozza.models.probe import load_runner
+from bozza.models.products import Int8Product, PackedProduct, quantize_channels
+from bozza.models.sharing import PackedLinear
+from bozza.native import products
+from bozza.native.building import native_works
+from bozza.native.products import NativeProduct, use_native_products
+from products import draw, needs_compiler
+from tiny import tiny
+
+pytestmark = [needs_compiler, pytest.mark.skipif(not native_works(), reason="not for this processor")]
+SHAPES = [(64, 64), (100, 48), (200, 96), (300, 1000), (17, 260), (1536, 576)]  # out, in
+MANY = 230  # rows: more than go through a tile at once, and no multiple of those that are computed at once
+
+
+def native(kind: Any, weights: list[Tensor], bias: Tensor | None = None) -> Any:
+    """A product with compiled code in its place."""
+    product = kind(weights, bias)
+    assert products._use(product, products.library(products.SOURCE, products.FLAGS))
+    assert isinstance(product.instead, NativeProduct)
+    return product
+
+
+def integers(rows: int, size: int) -> Tensor:
+    return torch.randint(1, 256, (rows, size), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_integers_are_summed_exactly(shape: tuple[int, int]) -> None:
+    weight = draw(*shape)
+    product, x = native(Int8Product, [weight]), integers(MANY, shape[1])
+    ints, scale = quantize_channels(weight)
+    sums = (x.double() - 128) @ ints.double().T
+    found = product.instead(x)
+    assert torch.equal(found, sums.float() * scale)
+    assert torch.equal(found, product.multiply(x))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_in_bfloat16_are_as_exact_as_before(shape: tuple[int, int], biased: bool) -> None:
+    weight, bias, x = draw(*shape), draw(shape[0], seed=1) if biased else None, draw(MANY, shape[1], seed=2)
+    product = native(PackedProduct, [weight], bias)
+    exact = linear(x.double(), weight.double(), None if bias is None else bias.double())
+
+    def error(found: Tensor) -> Tensor:
+        return (found.double() - exact).norm()
+
+    assert error(product.instead(x)) <= 1.01 * error(product.multiply(x))
+
+
+@pytest.mark.parametrize("kind", [PackedProduct, Int8Product])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_row_has_the_same_bits_in_any_company(kind: Any, shape: tuple[int, int]) -> None:
+    product = native(kind, [draw(*shape)])
+    x = integers(MANY, shape[1]) if kind is Int8Product else draw(MANY, shape[1], seed=2)
+    whole = product.instead(x)
+    for rows in (*range(1, 20), 95, 96, 97, 191, 193):
+        assert torch.equal(product.instead(x[MANY - rows :]), whole[MANY - rows :]), rows
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(product.instead(x), whole)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", [PackedProduct, Int8Product])
+def test_shapes_and_memory_orders_are_those_of_the_product(kind: Any) -> None:
+    product, x = native(kind, [draw(70, 64), draw(30, 64, seed=1)], draw(100, seed=2)), draw(2, 5, 64, seed=3)
+    found = product(x)
+    assert (found.shape, found.dtype) == ((2, 5, 100), torch.bfloat16)
+    assert torch.equal(product(x.transpose(0, 1)).transpose(0, 1), found)
+    assert product(x[:0]).shape == (0, 5, 100)
+    product.instead = None
+    assert (found - product(x)).float().norm() <= 4e-3 * found.float().norm()
+
+
+def test_weights_in_another_order_are_left_to_torch() -> None:
+    code = products.library(products.SOURCE, products.FLAGS)
+    for kind in (PackedProduct, Int8Product):
+        product: Any = kind([draw(64, 64)], None)
+        product.multiply = lambda x, real=product.multiply: real(x).flip(1)  # as if columns stood elsewhere
+        assert not products._use(product, code)
+        assert product.instead is None
+    odd: Any = PackedProduct([draw(64, 47)], None)
+    assert not products._use(odd, code)
+    assert not products._use(object(), code)
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_all_products_of_a_compiled_model_are_native(quantize: str | None) -> None:
+    def used(compiled: bool) -> set[bool]:
+        model = tiny("llama", dtype=torch.bfloat16)
+        pack_model(model, quantize)
+        load_runner(model, compiled=compiled)
+        parts = [part for part in model.modules() if isinstance(part, PackedLinear)]
+        assert len(parts) > 3 * 6
+        return {part.product.instead is not None for part in parts}  # type: ignore[attr-defined]
+
+    assert used(compiled=True) == {True}
+    assert used(compiled=False) == {False}
+
+
+def test_other_processors_go_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "native_works", lambda: False)
+    model = tiny("llama", dtype=torch.bfloat16)
+    pack_model(model)
+    assert use_native_products(model) == 0
