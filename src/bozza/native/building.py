@@ -35,7 +35,12 @@ def or_refuse(what: str) -> Iterator[None]:
     """Within, what `library` raises becomes a `ModelError`."""
     try:
         yield
-    except (OSError, RuntimeError) as problem:
+    except OSError as problem:
+        raise ModelError(
+            f"compiled {what} cannot be kept ({first_line(problem)}): set BOZZA_CACHE to a folder that can be "
+            "written, or drop compile"
+        ) from problem
+    except RuntimeError as problem:
         raise ModelError(f"{what} cannot be compiled ({first_line(problem)}): drop compile") from problem
 
 
