@@ -28,7 +28,13 @@ from tiny import VOCAB, shallower, tiny, tiny_head, token_prompts
 
 CPU = torch.device("cpu")
 Rows = dict[int, tuple[Sequence[int], Draft]]  # request -> tokens and a draft
-SHAPES = [(12, 2, 128, 128), (9, 3, 64, 64), (4, 4, 32, 96), (16, 1, 96, 64)]  # heads, kv heads, size, value size
+SHAPES = [
+    (12, 2, 128, 128),
+    (9, 3, 64, 64),
+    (4, 4, 32, 96),
+    (16, 1, 96, 64),
+    (7, 1, 512, 32),
+]  # heads, kv heads, size, value size
 needs_kernel = [needs_compiler, pytest.mark.skipif(not native_works(), reason="not for this processor")]
 pytestmark = needs_kernel
 
@@ -179,14 +185,25 @@ def test_a_token_has_the_same_bits_in_any_company(
         assert torch.equal(last, found), path[held:]
 
 
-def test_a_tree_that_comes_in_parts_has_the_bits_of_a_whole_one(kernel: AttentionKernel, texts: Texts) -> None:
-    whole, parts = Stand(texts, kernel), Stand(texts, kernel)
-    draft = tree(random.Random(2), 20)
+def deep(nodes: int) -> Draft:
+    """A branch longer than a block of keys, and one beside it."""
+    return Draft(tuple(range(1000, 1000 + nodes)), (-1, -1, *range(nodes - 2)), ("x",) * nodes)
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize(("held", "draft"), [(70, tree(random.Random(2), 20)), (63, deep(150)), (2, deep(20))])
+def test_a_tree_that_comes_in_parts_has_the_bits_of_a_whole_one(
+    kernel: AttentionKernel, texts: Texts, held: int, draft: Draft, window: int | None
+) -> None:
+    whole, parts = (Stand(texts, kernel, How(window=window)) for _ in range(2))
     for stand in (whole, parts):
-        stand.begin(0, 70)
+        stand.begin(0, held)
     expected = whole.run({0: ([900], draft)})
+    for path in list(expected)[-2:]:
+        right = written_out(texts, path, How(window=window))
+        assert (expected[path].double() - right).norm() < 6e-3 * right.norm()
     found = parts.run({0: ([900], NO_DRAFT)})
-    for fed, upto in ((0, 1), (1, 6), (6, 20)):
+    for fed, upto in ((0, 1), (1, 6), (6, len(draft))):
         found |= parts.run({0: ([], draft.head(upto))}, fed=fed)
     assert expected.keys() == found.keys()
     assert all(torch.equal(found[path], expected[path]) for path in expected)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bozza.errors import ModelError
 from bozza.models.catalog import cache_folder
-from bozza.native import attention, products
+from bozza.native import attention, plan, products
 from bozza.native.building import library, native_works
 from bozza.native.plan import PlanStruct
 from products import needs_compiler
@@ -81,13 +82,41 @@ def test_which_processors_it_is_for(monkeypatch: pytest.MonkeyPatch, bf16: bool,
     assert native_works() == works
 
 
-def test_structures_are_those_of_the_source() -> None:
-    """Names and order of what crosses the border, both ways."""
-    text = attention.SOURCE.read_text()
-    text += products.SOURCE.read_text()
-    for name, struct in (("Plan", PlanStruct), ("Layer", attention.LayerStruct), ("Job", products.JobStruct)):
-        body = text.partition(f"struct {name} {{")[2].partition("};")[0]
-        lines = [line.partition("//")[0].strip().rstrip(";") for line in body.splitlines()]
-        names = [part.split()[-1].strip("*") for line in lines if line for part in line.split(",")]
-        assert names == [field[0] for field in struct._fields_]
-        assert issubclass(struct, ctypes.Structure)
+TYPES = {"int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
+
+
+def members(text: str, name: str) -> list[tuple[str, Any]]:
+    """Names and types of a structure in C++."""
+    body = text.partition(f"struct {name} {{")[2].partition("};")[0]
+    found = []
+    for line in (line.partition("//")[0].strip().rstrip(";") for line in body.splitlines()):
+        kind, _, names = line.removeprefix("const ").partition(" ")
+        kind = TYPES.get(kind, ctypes.c_void_p) if not kind.endswith("*") else ctypes.c_void_p
+        found += [(each.strip(), kind) for each in names.split(",") if each]
+    return found
+
+
+def test_structures_and_sizes_are_those_of_the_source() -> None:
+    """What crosses the border, both ways."""
+    attend, multiply = attention.SOURCE.read_text(), products.SOURCE.read_text()
+    structures = [(attend, "Plan", PlanStruct), (attend, "Layer", attention.LayerStruct)]
+    for text, name, struct in [*structures, (multiply, "Job", products.JobStruct)]:
+        assert members(text, name) == list(struct._fields_)
+    assert [kind for _, kind in members(attend, "Tile")] == [ctypes.c_int32] * 5
+    constants = [("BLOCK", plan.BLOCK), ("WIDEST", attention.WIDEST)]
+    assert all(f"constexpr int {name} = {value};" in attend for name, value in constants)
+    assert products.TILE == 16 * 4
+    assert all(f"constexpr int {name} = {value};" in multiply for name, value in (("LANES", 16), ("VECTORS", 4)))
+
+
+@needs_compiler
+def test_a_library_that_was_cut_short_is_made_again(tmp_path: Path) -> None:
+    file, kept = source(tmp_path, TWICE), tmp_path / "kept"
+    library(file, (), kept)
+    made = next(kept.iterdir())
+    whole = made.read_bytes()
+    made.unlink()
+    made.write_bytes(whole[:100])
+    assert library(file, ("-DOTHER",), kept).twice(2) == 4
+    assert library(file, (), kept).twice(3) == 6
+    assert made.stat().st_size == len(whole)

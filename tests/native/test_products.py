@@ -88,16 +88,42 @@ def test_shapes_and_memory_orders_are_those_of_the_product(kind: Any) -> None:
     assert (found - product(x)).float().norm() <= 4e-3 * found.float().norm()
 
 
+@pytest.mark.parametrize("kind", [PackedProduct, Int8Product])
+def test_what_it_is_not_for_is_refused(kind: Any) -> None:
+    product = native(kind, [draw(64, 48)])
+    x = integers(3, 48) if kind is Int8Product else draw(3, 48)
+    for wrong in (x.float(), x.repeat(1, 2), x[:, :24]):
+        with pytest.raises(RuntimeError, match=r"x is torch\.\w+ \[\.\.\., \d+\], not"):
+            product.instead(wrong)
+
+
+def test_levels_and_weights_at_their_ends_do_not_overflow() -> None:
+    weight = torch.ones(64, 65_536, dtype=torch.bfloat16)
+    weight[1::2] = -1
+    product = native(Int8Product, [weight])
+    for level in (1, 255):
+        x = torch.full((7, 65_536), level, dtype=torch.uint8)
+        assert torch.equal(product.instead(x), product.multiply(x))
+
+
 def test_weights_in_another_order_are_left_to_torch() -> None:
     code = products.library(products.SOURCE, products.FLAGS)
+    weight = draw(64, 128)
+    ends = weight[:, torch.tensor([*range(124), 127, 126, 125, 124])]  # the last inputs stand elsewhere
     for kind in (PackedProduct, Int8Product):
-        product: Any = kind([draw(64, 64)], None)
-        product.multiply = lambda x, real=product.multiply: real(x).flip(1)  # as if columns stood elsewhere
+        product: Any = kind([weight], None)
+        product.multiply = kind([ends], None).multiply
         assert not products._use(product, code)
         assert product.instead is None
     odd: Any = PackedProduct([draw(64, 47)], None)
     assert not products._use(odd, code)
     assert not products._use(object(), code)
+
+
+def test_a_torch_that_does_not_show_packed_weights_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    product: Any = PackedProduct([draw(64, 64)], None)
+    monkeypatch.setattr(product, "packed", torch.ones(64, 64))
+    assert not products._use(product, products.library(products.SOURCE, products.FLAGS))
 
 
 @pytest.mark.parametrize("quantize", [None, "int8"])

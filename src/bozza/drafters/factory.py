@@ -132,7 +132,8 @@ def load_modules(folder: str | None, target: Loaded) -> list[HeadRunner]:
     place = Path(folder).expanduser() if folder else target.path
     if place is None:
         raise ModelError("the target was not loaded from a folder, so MTP modules must be named: mtp:FOLDER")
-    return [HeadRunner(module, kernel_for(target)) for module in load_mtp(place, target.model).steps]
+    kernel = kernel_for(target)
+    return [HeadRunner(module, kernel) for module in load_mtp(place, target.model).steps]
 
 
 def kernel_for(target: Loaded) -> AttentionKernel | None:

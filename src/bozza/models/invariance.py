@@ -96,7 +96,10 @@ def read_together(
 
 
 def branches_agree(runner: RaggedRunner) -> bool:
-    """Whether the nodes of a tree have the bits of their branches read token by token, as far as one tree tells."""
+    """Whether the nodes of a tree have the bits of their branches read token by token, as far as one tree tells.
+
+    With compiled attention they have by construction; this is for layers that it leaves to torch.
+    """
     ids = torch.randint(1, runner.vocab_size, (128 + len(TREE),), generator=torch.Generator().manual_seed(0)).tolist()
     nodes = ids[: len(TREE)]
     for held in (3, 62, 126):

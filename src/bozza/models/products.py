@@ -1,7 +1,8 @@
 """Products of activations with the weights of linear layers, in the forms in which a CPU reads them fastest.
 
-Both forms are oneDNN's, through operators of torch. A product of few rows costs what reading its weights costs; a plain
-`Linear` in bfloat16 reads them at little more than half of the memory's speed, since their order suits another kernel.
+Both forms are oneDNN's, through operators of torch; compiled code may read them in their place (`bozza.native`). A
+product of few rows costs what reading its weights costs; a plain `Linear` in bfloat16 reads them at little more than
+half of the memory's speed, since their order suits another kernel.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
 // softmax of Milakov and Gimelshein (2018), as in FlashAttention (Dao et al. 2022, Algorithm 1). What is computed for a
 // row of a block depends on nothing but that row and that block: rows share packed keys and loops, never an
 // accumulator, and a block that a row does not see leaves it as it was. So a token gets the same bits alone, in a block
-// of drafted tokens, on any branch of a tree, in a batch and in a long prompt.
+// of drafted tokens, on any branch of a tree, in a batch and in a long prompt; as long as values are finite, since what
+// is not seen has weight 0, and 0 times infinity is no number.
 //
 // Scores and sums are in float32; weights are rounded to bfloat16 before they meet the values, and their sum is that of
 // the rounded ones.
@@ -283,10 +284,10 @@ void attend(const Plan& plan, const Layer& layer, const Work& work, const Tile& 
         uint16_t* out = layer.out + ((int64_t)(tile.first + row / share) * layer.heads + head * share + row % share) *
                                         layer.value_size;
         const float total = _mm512_reduce_add_ps(_mm512_load_ps(work.weights + (size_t)row * LANES));
-        const __m512 share_of = _mm512_set1_ps(1.0f / total);
+        const __m512 inverse = _mm512_set1_ps(1.0f / total);
         for (int column = 0; column < layer.value_size; column += LANES) {
             const __m512 sum = _mm512_load_ps(work.sums + (size_t)row * layer.value_size + column);
-            _mm256_storeu_si256((__m256i*)(out + column), (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(sum, share_of)));
+            _mm256_storeu_si256((__m256i*)(out + column), (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(sum, inverse)));
         }
     }
 }
@@ -310,7 +311,8 @@ extern "C" int bozza_attend(const Plan* plan, const Layer* layer) {
     for (int i = 0; i < plan->tile_count; ++i) most = std::max(most, plan->tiles[i].count);
     const int rows = most * (layer->heads / layer->kv_heads), tasks = plan->tile_count * layer->kv_heads;
     const size_t bytes = (Work::bytes(*layer, rows) + 63) / 64 * 64;
-#pragma omp parallel num_threads(std::max(1, std::min(plan->threads, tasks))) reduction(| : failed)
+    // Always as many threads as torch has: its pool forgets those that it can do without, and makes them anew.
+#pragma omp parallel num_threads(plan->threads) if (tasks > 1) reduction(| : failed)
     {
 #pragma omp for
         for (int token = 0; token < plan->tokens; ++token) keep(*plan, *layer, token);

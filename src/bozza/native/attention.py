@@ -56,6 +56,8 @@ class AttentionKernel:
             all(each.dtype == torch.bfloat16 and each.device.type == "cpu" for each in (query, key, value))
             and all(size % STEP == 0 and size <= WIDEST for size in sizes)
             and query.shape[0] % key.shape[0] == 0
+            and query.shape[1:] == key.shape[1:]
+            and key.shape[:2] == value.shape[:2]
         )
 
     @staticmethod

@@ -18,7 +18,7 @@ from bozza.errors import ModelError, first_line
 from bozza.models.catalog import cache_folder
 
 # Sums stay in the order in which they are written: bits must not depend on what a compiler makes of them.
-FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-fopenmp")
+FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC", "-fopenmp")
 
 
 def native_works() -> bool:
@@ -45,7 +45,8 @@ def or_refuse(what: str) -> Iterator[None]:
 
 
 def library(source: Path, flags: tuple[str, ...], folder: Path | None = None) -> ctypes.CDLL:
-    """The compiled form of a source file. OpenMP is torch's own, since that is loaded already.
+    """The compiled form of a source file. With g++, OpenMP is torch's own, since that is loaded
+    already; clang brings another.
 
     Args:
         source: a file that includes nothing of ours.
@@ -64,14 +65,23 @@ def library(source: Path, flags: tuple[str, ...], folder: Path | None = None) ->
     key = hashlib.sha256("\0".join([source.read_text(), told, *command]).encode()).hexdigest()[:16]
     place = (folder or cache_folder() / "native") / f"{source.stem}-{key}.so"
     if not place.exists():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(suffix=".so", dir=place.parent)
-        os.close(handle)
-        try:
-            made = subprocess.run([*command, str(source), "-o", scratch], capture_output=True, text=True, check=False)
-            if made.returncode:
-                raise RuntimeError(next((line for line in made.stderr.splitlines() if "error" in line), made.stderr))
-            Path(scratch).replace(place)
-        finally:
-            Path(scratch).unlink(missing_ok=True)
-    return ctypes.CDLL(str(place))
+        _make([*command, str(source)], place)
+    try:
+        return ctypes.CDLL(str(place))
+    except OSError:  # cut short, by a full disk or a loss of power
+        _make([*command, str(source)], place)
+        return ctypes.CDLL(str(place))
+
+
+def _make(command: list[str], place: Path) -> None:
+    """Compile to a file that is there as a whole or not at all."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    handle, scratch = tempfile.mkstemp(suffix=".so", dir=place.parent)
+    os.close(handle)
+    try:
+        made = subprocess.run([*command, "-o", scratch], capture_output=True, text=True, check=False)
+        if made.returncode:
+            raise RuntimeError(next((line for line in made.stderr.splitlines() if "error" in line), made.stderr))
+        Path(scratch).replace(place)
+    finally:
+        Path(scratch).unlink(missing_ok=True)

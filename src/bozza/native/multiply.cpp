@@ -112,22 +112,23 @@ void tile(const Job& job, int first, int low, int high) {
     const int rows = high - low;
     const int groups = job.in / Kind::GROUP;
     const int32_t* weight = job.weight + (int64_t)first * (job.packed / Kind::GROUP);
-    // While the rows use a block, all together ask for one more, a few lines at each group.
+    // While rows use a block, together they ask for the next one: each part of them for some of the lines of a group.
     const int parts = (rows + ROWS - 1) / ROWS, lines = (VECTORS + parts - 1) / parts;
     for (int start = 0; start < groups; start += BLOCK) {
         const int count = std::min(BLOCK, groups - start);
         const char* next = (const char*)(weight + (int64_t)(start + count) * TILE);
-        for (int row = 0; row < rows; row += ROWS, next += lines * count * 64) {
+        for (int row = 0; row < rows; row += ROWS) {
+            const int asked = row / ROWS * lines, ask = asked < VECTORS ? lines : 0;
             const auto* from = x + (int64_t)row * job.in + start * Kind::GROUP;
             const int32_t* right = weight + (int64_t)start * TILE;
             int32_t* to = sums + row * TILE;
             switch (std::min(ROWS, rows - row)) {
-                case 1: add<Kind, 1>(from, job.in, right, count, start == 0, next, lines, to); break;
-                case 2: add<Kind, 2>(from, job.in, right, count, start == 0, next, lines, to); break;
-                case 3: add<Kind, 3>(from, job.in, right, count, start == 0, next, lines, to); break;
-                case 4: add<Kind, 4>(from, job.in, right, count, start == 0, next, lines, to); break;
-                case 5: add<Kind, 5>(from, job.in, right, count, start == 0, next, lines, to); break;
-                default: add<Kind, ROWS>(from, job.in, right, count, start == 0, next, lines, to);
+                case 1: add<Kind, 1>(from, job.in, right, count, start == 0, next + asked * count * 64, ask, to); break;
+                case 2: add<Kind, 2>(from, job.in, right, count, start == 0, next + asked * count * 64, ask, to); break;
+                case 3: add<Kind, 3>(from, job.in, right, count, start == 0, next + asked * count * 64, ask, to); break;
+                case 4: add<Kind, 4>(from, job.in, right, count, start == 0, next + asked * count * 64, ask, to); break;
+                case 5: add<Kind, 5>(from, job.in, right, count, start == 0, next + asked * count * 64, ask, to); break;
+                default: add<Kind, ROWS>(from, job.in, right, count, start == 0, next + asked * count * 64, ask, to);
             }
         }
     }
@@ -143,7 +144,8 @@ void tile(const Job& job, int first, int low, int high) {
 template <class Kind>
 void multiply(const Job& job) {
     const int tiles = (job.out + TILE - 1) / TILE;
-#pragma omp parallel for num_threads(std::min(job.threads, tiles)) schedule(static)
+    // Always as many threads as torch has: its pool forgets those that it can do without, and makes them anew.
+#pragma omp parallel for num_threads(job.threads) if (tiles > 1) schedule(static)
     for (int index = 0; index < tiles; ++index)
         for (int row = 0; row < job.rows; row += MOST)
             tile<Kind>(job, index * TILE, row, std::min(row + MOST, job.rows));

@@ -50,12 +50,12 @@ class Plan:
 
 
 def _tiles(span: Span, most: int, tails: list[list[int]]) -> Iterator[tuple[int, int, int, int]]:
-    """First token, tokens, keys that all see at their positions, and where in `tails` the others begin (-1: no others).
+    """First token, tokens, leading keys that are at their positions for all, and where in `tails` the others begin.
 
     A token of a tree sees the branch that it is on; where the keys of that are, from the last shared block on, is added
     to `tails`, so that they are read in the order of their positions like any others.
     """
-    line = max(span.chain - 1, 0) if span.is_tree else span.count
+    line = max(span.chain - 1, 0) if span.is_tree else span.count  # the last one of the line is the tree's root
     for low in range(0, line, most):
         count = min(most, line - low)
         yield low, count, span.start + low + count, -1
