@@ -173,7 +173,7 @@ def peers() -> str:
         cells = [shown(speeds.get((name, group)), whole[group]) for group in groups]
         rows.append([f"**{name}**" if name.startswith("bozza") else name, *cells])
     facts = document["environment"]
-    about = f"{facts['tokens']} tokens, {whole['all']} prompts; in brackets: gave up before the last one."
+    about = f"{facts['tokens']} tokens, {whole['all']} prompts; in brackets: not on all of them."
     return table(["", *(group.replace("_", " ") for group in groups)], rows) + f"\n\n{about} {footnote(facts)}"
 
 
