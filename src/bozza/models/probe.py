@@ -43,9 +43,9 @@ def load_runner(model: Any, invariant: bool = False, compiled: bool = False) -> 
     runner = RaggedRunner(model, invariant)
     _check(runner, model)
     if compiled:
+        use_native_products(model)
         compile_layers(runner, model)
         runner.kernel = attention_kernel()
-        use_native_products(model)
         _check(runner, model)
     if invariant:
         check_invariant(runner)

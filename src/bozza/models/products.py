@@ -40,29 +40,37 @@ class Kernel:
     """What multiplies, as a call for eager code and for compiled code, whose graphs cannot hold packed weights.
 
     A graph holds a number in their place, as a tensor, so that one graph serves all layers. `instead`, where it is set,
-    is called in place of `multiply` (see `bozza.native.products`).
+    computes the whole product (see `bozza.native.products`); it is set before layers are compiled.
     """
 
-    def __init__(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
-        self.shape, self._dtype = shape, dtype  # [out, in]
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.shape = shape  # [out, in]
         self.instead: Callable[[Tensor], Tensor] | None = None
         number = next(_numbers)
         self._number = torch.tensor(number)
         _kernels[number] = self
 
-    def call(self, x: Tensor) -> Tensor:
-        """`multiply`, wherever it is called."""
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Product`."""
+        return self.in_torch(x) if self.instead is None else self.call(x, x.dtype)
+
+    def call(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """`run`, wherever it is called; its result is of this dtype."""
         if torch.compiler.is_compiling():
-            result: Tensor = torch.ops.bozza.multiply(x, self._number, self.shape[0], self._dtype)
+            result: Tensor = torch.ops.bozza.multiply(x, self._number, self.shape[0], dtype)
             return result
         return self.run(x)
 
     def run(self, x: Tensor) -> Tensor:
-        """The same outside of compiled code."""
+        """`instead` if there is one, or else `multiply`."""
         return self.multiply(x) if self.instead is None else self.instead(x)
 
+    def in_torch(self, x: Tensor) -> Tensor:
+        """The product as long as `instead` is not set, with torch's operators."""
+        raise NotImplementedError
+
     def multiply(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., outputs] in `dtype`."""
+        """The part of it for which one of oneDNN's is called, [..., in] -> [..., out]."""
         raise NotImplementedError
 
 
@@ -87,13 +95,13 @@ class PackedProduct(Kernel):
     """bfloat16 weights in oneDNN's own order. Each row of the result has the bits that `Linear` gives it."""
 
     def __init__(self, weights: Sequence[Tensor], bias: Tensor | None) -> None:
-        super().__init__((sum(map(len, weights)), weights[0].shape[1]), torch.bfloat16)
+        super().__init__((sum(map(len, weights)), weights[0].shape[1]))
         self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(_below(weights), ROWS)
         self.bias = bias
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """See `Product`."""
-        return self.call(x)
+    def in_torch(self, x: Tensor) -> Tensor:
+        """See `Kernel`."""
+        return self.call(x, x.dtype)
 
     def multiply(self, x: Tensor) -> Tensor:
         """See `Kernel`."""
@@ -120,7 +128,7 @@ class Int8Product(Kernel):
         width = weights[0].shape[1]
         if width > WIDEST:
             raise ModelError(f"int8 products have at most {WIDEST} inputs, this one {width}: drop quantize")
-        super().__init__((sum(map(len, weights)), width), torch.float32)
+        super().__init__((sum(map(len, weights)), width))
         ints = torch.empty(self.shape, dtype=torch.int8)
         self.scale = torch.empty(len(ints))
         first = 0
@@ -132,16 +140,16 @@ class Int8Product(Kernel):
         self.packed: Tensor = torch.ops.onednn.qlinear_prepack(ints, None)
         self.sums = ints.sum(dim=1, dtype=torch.int32)
         self._zeros = torch.zeros(len(ints), dtype=torch.int32)
-        self._bias = None if bias is None else bias.float()
+        self.bias = None if bias is None else bias.float()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """See `Product`."""
+    def in_torch(self, x: Tensor) -> Tensor:
+        """See `Kernel`."""
         if not x.numel():
             return x.new_empty(*x.shape[:-1], self.shape[0])
         levels, scale = quantize_rows(x)
-        out = self.call(levels).mul_(scale)
-        if self._bias is not None:
-            out += self._bias
+        out = self.call(levels, torch.float32).mul_(scale)
+        if self.bias is not None:
+            out += self.bias
         return out.to(x.dtype)
 
     def weight(self) -> Tensor:

@@ -1,4 +1,7 @@
-"""Products with packed weights by compiled code, which reads them as oneDNN packed them: nothing is held twice."""
+"""Products with packed weights by compiled code, which reads them as oneDNN packed them: nothing is held twice.
+
+With int8 weights, activations are made integers and results are scaled in the same call.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bozza.models.products import ZERO, Int8Product, PackedProduct
+from bozza.models.products import Int8Product, PackedProduct
 from bozza.models.sharing import PackedLinear
 from bozza.native.building import library, native_works, or_refuse
 
@@ -17,19 +20,21 @@ SOURCE = Path(__file__).parent / "multiply.cpp"
 FLAGS = tuple(f"-mavx512{part}" for part in ("f", "bw", "vl", "bf16", "vnni"))
 TILE = 64  # outputs that are packed together
 EXTRA = {4: 4, 2: 0}  # bytes for each output that oneDNN keeps behind packed integers, or other numbers
+LINE = 128  # bytes of a row's inputs that are laid out together
+FEW = 6  # rows in bfloat16 that are read where they are
 
 
 class JobStruct(ctypes.Structure):
     """`Job` of multiply.cpp."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "scale", "sums", "bias", "result")),
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "scale", "sums", "bias", "result", "panels", "steps")),
         *((name, ctypes.c_int32) for name in ("rows", "in", "out", "packed", "threads")),
     )
 
 
 class NativeProduct:
-    """Takes the place of a product's `multiply`.
+    """Takes the place of a product, with its bits if that is int8.
 
     Args:
         product: whose packed weights it reads.
@@ -38,40 +43,48 @@ class NativeProduct:
 
     def __init__(self, product: PackedProduct | Int8Product, code: ctypes.CDLL) -> None:
         self._out, self._in = product.shape
-        self._held: tuple[Tensor | None, ...]
         self._packed = product.packed  # alive as long as it is pointed at
-        if isinstance(product, Int8Product):  # its bias is added elsewhere
-            self._held = (product.scale, product.sums, None)
-            self._input, self._dtype = torch.uint8, torch.float32
+        bias = None if product.bias is None else product.bias.float()
+        self._held: tuple[Tensor | None, ...]
+        self._integers = isinstance(product, Int8Product)
+        if isinstance(product, Int8Product):
+            self._held = (product.scale, product.sums, bias)
             self._call, group = code.bozza_multiply_integers, 4
         else:
-            self._held = (None, None, None if product.bias is None else product.bias.float())
-            self._input = self._dtype = torch.bfloat16
+            self._held = (None, None, bias)
             self._call, group = code.bozza_multiply_floats, 2
         tiles = -(-self._out // TILE) * TILE
         self._filled = (torch.ops.mkldnn._nbytes(self._packed) // tiles - EXTRA[group]) * group // 4
+        self._laid_out = -(-self._in * 4 // group // LINE) * LINE  # bytes of a row
         self.fits = self._in % group == 0 and self._filled >= self._in
         pointers = (None if each is None else each.data_ptr() for each in self._held)
         self._pointers = (torch.ops.mkldnn.data_ptr(self._packed), *pointers)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out].
+        """[..., in] bfloat16 -> [..., out] bfloat16.
 
         Raises:
             RuntimeError: x is of another size or dtype, as torch's products have it.
         """
-        if x.shape[-1] != self._in or x.dtype != self._input:
-            raise RuntimeError(f"x is {x.dtype} [..., {x.shape[-1]}], not {self._input} [..., {self._in}]")
+        if x.shape[-1] != self._in or x.dtype != torch.bfloat16:
+            raise RuntimeError(f"x is {x.dtype} [..., {x.shape[-1]}], not {torch.bfloat16} [..., {self._in}]")
         x = x.contiguous()
-        result = x.new_empty(*x.shape[:-1], self._out, dtype=self._dtype)
+        result = x.new_empty(*x.shape[:-1], self._out)
         rows = x.numel() // self._in
+        room: tuple[int | None, int | None] = (None, None)
+        if self._integers or rows > FEW:
+            laid_out = rows * self._laid_out
+            held = x.new_empty(laid_out + 4 * rows, dtype=torch.uint8)  # inputs, and a step of each row
+            room = (held.data_ptr(), held.data_ptr() + laid_out)
         sizes = rows, self._in, self._out, self._filled, torch.get_num_threads()
-        self._call(ctypes.byref(JobStruct(x.data_ptr(), *self._pointers, result.data_ptr(), *sizes)))
+        self._call(ctypes.byref(JobStruct(x.data_ptr(), *self._pointers, result.data_ptr(), *room, *sizes)))
         return result
 
 
 def use_native_products(module: nn.Module) -> int:
     """Let compiled code multiply in the packed layers of a module, where that can read them; says in how many products.
+
+    Layers are compiled for what multiplies in them, so this comes first.
 
     Raises:
         ModelError: it cannot be compiled or kept.
@@ -99,11 +112,9 @@ def _use(product: Any, code: ctypes.CDLL) -> bool:
 
 
 def _agrees(native: NativeProduct, product: PackedProduct | Int8Product) -> bool:
-    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(2, product.shape[1], generator=torch.Generator().manual_seed(0)).bfloat16()
+    found, expected = native(x).float(), product.in_torch(x).float()
     if isinstance(product, Int8Product):
-        x = torch.randint(1, 2 * ZERO, (2, product.shape[1]), generator=draw, dtype=torch.uint8)
-        return torch.equal(native(x), product.multiply(x))
-    x = torch.randn(2, product.shape[1], generator=draw).bfloat16()
-    found, expected = native(x).float(), product.multiply(x).float()
+        return torch.equal(found, expected)
     # Sums in float32 in another order, and one rounding to 8 bits.
     return bool(((found - expected).abs() <= expected.abs() / 128 + expected.abs().max() / 1000).all())
