@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bozza.errors import ModelError
+from bozza.models.pages import in_large_pages
 
 ROWS = 8  # what oneDNN is told to expect when it chooses the order of packed weights
 LEVELS = 127  # of an int8 on either side of zero; -128 is left out, so that a weight and its negative round alike
@@ -96,7 +97,7 @@ class PackedProduct(Kernel):
 
     def __init__(self, weights: Sequence[Tensor], bias: Tensor | None) -> None:
         super().__init__((sum(map(len, weights)), weights[0].shape[1]))
-        self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(_below(weights), ROWS)
+        self.packed = in_large_pages(torch.ops.mkldnn._reorder_linear_weight(_below(weights), ROWS))
         self.bias = bias
 
     def in_torch(self, x: Tensor) -> Tensor:
@@ -137,7 +138,7 @@ class Int8Product(Kernel):
         ):  # float32 copies stay small
             place = slice(first, first := first + len(part))
             ints[place], self.scale[place] = quantize_channels(part)
-        self.packed: Tensor = torch.ops.onednn.qlinear_prepack(ints, None)
+        self.packed = in_large_pages(torch.ops.onednn.qlinear_prepack(ints, None))
         self.sums = ints.sum(dim=1, dtype=torch.int32)
         self._zeros = torch.zeros(len(ints), dtype=torch.int32)
         self.bias = None if bias is None else bias.float()
