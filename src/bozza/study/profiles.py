@@ -24,7 +24,7 @@ from bozza.leader.cost import CostModel
 if TYPE_CHECKING:
     from bozza.llm import LLM
 
-FORMAT, VERSION = "bozza-costs", 3  # 3: compiled products and attention
+FORMAT, VERSION = "bozza-costs", 4  # 4: compiled products and attention, large pages
 WEIGHTLESS = ("grammar", "prediction", "ngram", "suffix")  # drafters that change no cost
 
 
