@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bozza.models import pages
 from bozza.models.pages import LEAST, collapse, in_large_pages
 from bozza.models.products import Int8Product, PackedProduct
 from products import draw, needs_int8, needs_packing
@@ -42,9 +43,18 @@ def test_memory_that_is_not_there_is_left_alone() -> None:
 
 @needs_packing
 @needs_int8
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 @pytest.mark.parametrize("kind", [PackedProduct, Int8Product])
-def test_products_stay_as_they_are(kind: type[PackedProduct] | type[Int8Product]) -> None:
-    product, x = kind([draw(3000, 2000)], None), draw(3, 2000, seed=1)
+def test_weights_are_moved_once_they_are_packed(
+    kind: type[PackedProduct] | type[Int8Product], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(pages, "collapse", lambda *place: asked.append(place))
+        product = kind([draw(3000, 2000)], None)
+        kind([draw(64, 64)], None)  # no large page is in this
+    assert asked == [(torch.ops.mkldnn.data_ptr(product.packed), torch.ops.mkldnn._nbytes(product.packed))]
+    x = draw(3, 2000, seed=1)
     before = product(x)
     assert in_large_pages(product.packed) is product.packed
     assert torch.equal(product(x), before)
